@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "common/checksum.h"
 #include "common/codec.h"
 
 namespace cairn {
@@ -148,6 +149,71 @@ StatusOr<ZipPlan> ZipPlan::Make(std::vector<ZipRecord> records) {
   plan.tail_offset_ = offset;
   return plan;
 }
+
+namespace {
+
+std::string WithCrc(const std::string& literal, size_t at, uint32_t crc) {
+  std::string out = literal;
+  for (size_t i = 0; i < sizeof(crc); ++i) out[at + i] = static_cast<char>(crc >> (8 * i));
+  return out;
+}
+
+// Of a literal that was made with a CRC-32 of 0 and with one of only ones: where it stands in it.
+StatusOr<size_t> CrcPlace(absl::string_view zeros, absl::string_view ones) {
+  const size_t at = static_cast<size_t>(
+      std::mismatch(zeros.begin(), zeros.end(), ones.begin(), ones.end()).first - zeros.begin());
+  if (zeros.size() != ones.size() || zeros.size() - at < sizeof(uint32_t) ||
+      WithCrc(std::string(zeros), at, kMax32) != ones) {
+    return absl::InternalError("zip: a literal without its CRC-32");
+  }
+  return at;
+}
+
+}  // namespace
+
+StatusOr<ZipFrame> ZipFrame::Make(const ZipPlan& plan, absl::Span<const absl::string_view> contents,
+                                  size_t open) {
+  const std::vector<ZipRecord>& records = plan.records();
+  if (contents.size() != records.size() || open >= records.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("zip: ", contents.size(), " contents, open is ",
+                                                   open, ", of ", records.size(), " records"));
+  }
+  std::vector<uint32_t> crcs(records.size(), 0);
+  for (size_t i = 0; i < records.size(); ++i) {
+    if (i == open) continue;
+    if (contents[i].size() != records[i].length) {
+      return absl::InvalidArgumentError(absl::StrCat("zip: ", records[i].name, " has ",
+                                                     contents[i].size(), " bytes, the plan ",
+                                                     records[i].length));
+    }
+    crcs[i] = ZipCrc32(0, contents[i].data(), contents[i].size());
+  }
+  const uint64_t length =
+      (plan.MinimumLength() + kZipAlignment - 1) / kZipAlignment * kZipAlignment;
+  const auto make = [&](uint32_t crc, std::string* before, std::string* after) -> Status {
+    crcs[open] = crc;
+    for (size_t i = 0; i < records.size(); ++i) {
+      std::string* const out = i <= open ? before : after;
+      *out += plan.LocalHeader(i, crcs[i]);
+      if (i != open) absl::StrAppend(out, contents[i]);
+    }
+    CAIRN_ASSIGN_OR_RETURN(const std::string tail, plan.Tail(crcs, length));
+    *after += tail;
+    return absl::OkStatus();
+  };
+  ZipFrame frame;
+  frame.open_length_ = records[open].length;
+  std::string before, after;
+  CAIRN_RETURN_IF_ERROR(make(0, &frame.before_, &frame.after_));
+  CAIRN_RETURN_IF_ERROR(make(kMax32, &before, &after));
+  CAIRN_ASSIGN_OR_RETURN(frame.crc_in_before_, CrcPlace(frame.before_, before));
+  CAIRN_ASSIGN_OR_RETURN(frame.crc_in_after_, CrcPlace(frame.after_, after));
+  return frame;
+}
+
+std::string ZipFrame::Before(uint32_t crc) const { return WithCrc(before_, crc_in_before_, crc); }
+
+std::string ZipFrame::After(uint32_t crc) const { return WithCrc(after_, crc_in_after_, crc); }
 
 uint64_t ZipPlan::TailOffset() const { return tail_offset_; }
 

@@ -55,6 +55,30 @@ class ZipPlan {
   uint64_t directory_bytes_ = 0;
 };
 
+// An archive in which the bytes of one record, the open one, come anew each time and all the others stay. What lies before
+// those bytes and behind them is made once.
+class ZipFrame {
+ public:
+  // `contents` are those of plan's records; of the open one nothing is read. INVALID_ARGUMENT: a record has other than
+  // the plan's length.
+  static StatusOr<ZipFrame> Make(const ZipPlan& plan, absl::Span<const absl::string_view> contents,
+                                 size_t open);
+
+  uint64_t open_length() const { return open_length_; }
+  // Of the archive: a multiple of kZipAlignment, with a gap before the directory.
+  uint64_t length() const { return before_.size() + open_length_ + after_.size(); }
+  uint64_t before_length() const { return before_.size(); }
+  uint64_t after_length() const { return after_.size(); }
+  // With the CRC-32 of the open record.
+  std::string Before(uint32_t crc) const;
+  std::string After(uint32_t crc) const;
+
+ private:
+  uint64_t open_length_ = 0;
+  std::string before_, after_;
+  size_t crc_in_before_ = 0, crc_in_after_ = 0;  // where it stands
+};
+
 // One record found in an archive.
 struct ZipEntry {
   std::string name;

@@ -106,7 +106,8 @@ Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offs
 }
 
 Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
-                    absl::Span<const StridedPiece> wanted, ReadPiece read) {
+                    absl::Span<const StridedPiece> wanted, ReadPiece read,
+                    const ObjectMemory& memory) {
   CAIRN_RETURN_IF_ERROR(CheckCount(source));
   CAIRN_ASSIGN_OR_RETURN(const StridedPieces pieces, StridedPieces::Make(wanted, source.length));
   const std::vector<uint64_t>& blocks = pieces.blocks();
@@ -115,12 +116,18 @@ Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
     const uint64_t begin = blocks[i] * kBlockBytes;
     const uint64_t stop = std::min<uint64_t>(source.length, begin + kBlockBytes);
     std::unique_ptr<char[]> buffer = buffers.Take();
+    const char* const there = memory.Enter(begin, stop);
     uint32_t crc = 0;
     for (uint64_t at = begin; at < stop; at += kCheckedReadBytes) {
       const uint64_t n = std::min(kCheckedReadBytes, stop - at);
+      if (there != nullptr) {
+        crc = pieces.CopyOnce(i, at, n, there + (at - begin), buffer.get(), crc);
+        continue;
+      }
       CAIRN_RETURN_IF_ERROR(read(at, n, buffer.get()));
       crc = pieces.Copy(i, at, n, buffer.get(), crc);
     }
+    if (there != nullptr) memory.Leave(begin, stop);
     buffers.Return(std::move(buffer));
     return CheckBlock(source, blocks[i], crc);
   });

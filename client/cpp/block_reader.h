@@ -10,6 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "client/cpp/copy_threads.h"
+#include "client/cpp/object_memory.h"
 #include "client/cpp/session.h"
 #include "client/cpp/strided_pieces.h"
 #include "common/status.h"
@@ -32,9 +33,11 @@ struct BlockSource {
 Status ReadBlocks(CopyThreads* threads, const BlockSource& source, uint64_t offset, uint64_t length,
                   char* into, ReadPiece read);
 
-// Reads the blocks in which the pieces want something, and copies it while it is in the cache. As ReadBlocks else.
+// Reads the blocks in which the pieces want something, and copies it while it is in the cache. As ReadBlocks else. Of
+// `memory`, where the object's bytes are there, `read` brings only what cannot be had there.
 Status ReadPiecesOf(CopyThreads* threads, const BlockSource& source,
-                    absl::Span<const StridedPiece> wanted, ReadPiece read);
+                    absl::Span<const StridedPiece> wanted, ReadPiece read,
+                    const ObjectMemory& memory = {});
 
 // The blocks from `first` on lie in [bytes, bytes+length), as they came from somebody who has read them. Checks each of
 // which the pieces want something, and copies it; the others are not looked at. By the calling thread alone. DATA_LOSS as

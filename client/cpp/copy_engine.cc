@@ -149,7 +149,7 @@ class ObjectCopy {
       if (n == 0) continue;
       if (segment.literal >= 0) {
         if (skip == 0 && SmallRecordFollows(i, end)) {
-          const uint64_t done = CopySmallRecord(&i, at, &runs);
+          const uint64_t done = CopySmallRecord(&i, at, end, &runs);
           if (done == 0) return absl::InternalError("zip header of an unexpected length");
           at += done;
           continue;
@@ -224,7 +224,7 @@ class ObjectCopy {
   bool SmallRecordFollows(size_t i, uint64_t end) const {
     const auto& segments = layout_.segments();
     const int32_t record = segments[i].record;
-    if (record < 0) return false;
+    if (record < 0 || segments[i].behind) return false;
     size_t j = i + 1;
     for (; j < segments.size() && segments[j].literal < 0 && segments[j].record == record; ++j) {
       if (segments[j].device != nullptr) return false;
@@ -233,28 +233,35 @@ class ObjectCopy {
     return stop <= end && stop - layout_.starts()[i + 1] <= kSmallRecord;
   }
 
-  // Writes header and data of the record whose header is segment *i; leaves *i at its last segment.
-  // Returns the bytes written, 0 when the header was not as long as planned.
-  uint64_t CopySmallRecord(size_t* i, uint64_t at, std::vector<Run>* runs) {
+  // Writes header and data of the record whose header is segment *i, and the literal behind it where that carries no
+  // other's CRC-32 and ends at or before `end`; leaves *i at the last segment written.
+  // Returns the bytes written, 0 when a literal was not as long as planned.
+  uint64_t CopySmallRecord(size_t* i, uint64_t at, uint64_t end, std::vector<Run>* runs) {
     const auto& segments = layout_.segments();
-    const Segment& header = segments[*i];
-    const int32_t record = header.record;
+    const int32_t record = segments[*i].record;
     size_t j = *i + 1;
     uint32_t zip_crc = 0;
     for (; j < segments.size() && segments[j].literal < 0 && segments[j].record == record; ++j) {
       zip_crc = ZipCrc32(zip_crc, segments[j].data, segments[j].length);
     }
     crcs_[record] = zip_crc;
-    const StatusOr<std::string> bytes = layout_.Literal(header, crcs_);
-    if (!bytes.ok() || bytes->size() != header.length) return 0;
     Run* run = Extend(runs, at, -1);
     const uint64_t before = run->length;
-    run->crc32c = CopyCrc32c(into_ + at, bytes->data(), bytes->size(), run->crc32c);
-    run->length += bytes->size();
-    for (size_t k = *i + 1; k < j; ++k) {
-      run->crc32c = CopyCrc32c(into_ + at + (run->length - before), segments[k].data,
-                               segments[k].length, run->crc32c);
-      run->length += segments[k].length;
+    const auto add = [&](const void* from, uint64_t length) {
+      run->crc32c = CopyCrc32c(into_ + at + (run->length - before), from, length, run->crc32c);
+      run->length += length;
+    };
+    const auto add_literal = [&](const Segment& segment) {
+      const StatusOr<std::string> bytes = layout_.Literal(segment, crcs_);
+      if (!bytes.ok() || bytes->size() != segment.length) return false;
+      add(bytes->data(), bytes->size());
+      return true;
+    };
+    if (!add_literal(segments[*i])) return 0;
+    for (size_t k = *i + 1; k < j; ++k) add(segments[k].data, segments[k].length);
+    if (j < segments.size() && segments[j].behind && layout_.starts()[j + 1] <= end) {
+      if (!add_literal(segments[j])) return 0;
+      ++j;
     }
     *i = j - 1;
     return run->length - before;

@@ -50,25 +50,56 @@ StatusOr<ObjectLayout> ObjectLayout::Pieces(absl::Span<const Piece> pieces,
   ObjectLayout layout;
   places->clear();
   places->reserve(pieces.size());
+  layout.archives_.reserve(pieces.size());
+  layout.segments_.reserve(3 * pieces.size());
+  layout.starts_.reserve(3 * pieces.size() + 1);
   for (const Piece& piece : pieces) {
     // A raw piece ends where it ends; an archive can be longer, by a gap within.
     if (const uint64_t odd = layout.length() % kZipAlignment; odd > 0) {
       layout.Add(Source{kZeros, kZipAlignment - odd}, -1);
     }
     const uint64_t begin = layout.length();
-    if (piece.plan == nullptr) {
-      for (const Source& source : piece.sources) {
-        if (source.length > 0) layout.Add(source, -1);
-      }
-    } else {
-      const uint64_t least = piece.plan->MinimumLength();
-      const uint64_t length = (least + kZipAlignment - 1) / kZipAlignment * kZipAlignment;
-      CAIRN_RETURN_IF_ERROR(Annotate(layout.AddArchive(piece.plan, piece.sources, length),
-                                     absl::StrCat("pieces[", places->size(), "]")));
-    }
+    CAIRN_RETURN_IF_ERROR(
+        Annotate(layout.AddPiece(piece), absl::StrCat("pieces[", places->size(), "]")));
     places->push_back({begin, layout.length() - begin});
   }
   return layout;
+}
+
+Status ObjectLayout::AddPiece(const Piece& piece) {
+  if (piece.frame != nullptr) return AddFrame(piece.frame, piece.sources);
+  if (piece.plan != nullptr) {
+    const uint64_t least = piece.plan->MinimumLength();
+    return AddArchive(piece.plan, piece.sources,
+                      (least + kZipAlignment - 1) / kZipAlignment * kZipAlignment);
+  }
+  for (const Source& source : piece.sources) {
+    if (source.length > 0) Add(source, -1);
+  }
+  return absl::OkStatus();
+}
+
+Status ObjectLayout::AddFrame(const ZipFrame* frame, absl::Span<const Source> open) {
+  if (open.size() != 1 || open[0].length != frame->open_length()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sources: ", open.size(), " of ", open.empty() ? 0 : open[0].length,
+                     " bytes, the frame is open for one of ", frame->open_length()));
+  }
+  if (open[0].fd >= 0) return absl::InvalidArgumentError("sources[0]: a file");
+  Segment literal;
+  literal.record = static_cast<int32_t>(records_);
+  literal.archive = static_cast<uint32_t>(archives_.size());
+  archives_.push_back({nullptr, frame, records_, frame->length()});
+  literal.length = frame->before_length();
+  literal.literal = 0;
+  Add(literal);
+  Add(open[0], literal.record);
+  literal.length = frame->after_length();
+  literal.literal = 1;
+  literal.behind = true;
+  Add(literal);
+  ++records_;
+  return absl::OkStatus();
 }
 
 Status ObjectLayout::AddArchive(const ZipPlan* plan, absl::Span<const Source> records,
@@ -85,7 +116,7 @@ Status ObjectLayout::AddArchive(const ZipPlan* plan, absl::Span<const Source> re
   }
   const uint64_t begin = this->length();
   const auto archive = static_cast<uint32_t>(archives_.size());
-  archives_.push_back({plan, records_, length});
+  archives_.push_back({plan, nullptr, records_, length});
   for (size_t i = 0; i < records.size(); ++i) {
     if (records[i].length != planned[i].length) {
       return absl::InvalidArgumentError(absl::StrCat("records[", i, "]: ", records[i].length,
@@ -122,6 +153,10 @@ Status ObjectLayout::AddArchive(const ZipPlan* plan, absl::Span<const Source> re
 StatusOr<std::string> ObjectLayout::Literal(const Segment& segment,
                                             const std::vector<uint32_t>& crcs) const {
   const Archive& archive = archives_[segment.archive];
+  if (archive.frame != nullptr) {
+    const uint32_t crc = crcs[segment.record];
+    return segment.behind ? archive.frame->After(crc) : archive.frame->Before(crc);
+  }
   if (segment.record >= 0) {
     return archive.plan->LocalHeader(static_cast<size_t>(segment.literal), crcs[segment.record]);
   }

@@ -21,6 +21,7 @@ struct Segment {
   // record whose CRC-32 it carries, -1 when it carries all of its archive's.
   int32_t record = -1;
   int32_t literal = -1;  // number of the literal in its archive, -1: a source
+  bool behind = false;   // of a literal with one record: it follows that record's bytes
   uint32_t archive = 0;  // of a literal
   int fd = -1;           // of a source that is a file, read from `offset` on
   uint64_t offset = 0;
@@ -53,7 +54,8 @@ class ObjectLayout {
 
  private:
   struct Archive {
-    const ZipPlan* plan = nullptr;
+    const ZipPlan* plan = nullptr;  // or
+    const ZipFrame* frame = nullptr;
     size_t first_record = 0;  // of all the object's
     uint64_t length = 0;
   };
@@ -61,6 +63,8 @@ class ObjectLayout {
   void Add(const Segment& segment);
   void Add(const Source& source, int32_t record);
   Status AddArchive(const ZipPlan* plan, absl::Span<const Source> records, uint64_t length);
+  Status AddFrame(const ZipFrame* frame, absl::Span<const Source> open);
+  Status AddPiece(const Piece& piece);
 
   std::vector<Segment> segments_;
   std::vector<uint64_t> starts_ = {0};

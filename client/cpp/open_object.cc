@@ -243,6 +243,17 @@ Status OpenObjectImpl::ReadPieceOf(const Hold& from, uint64_t offset, uint64_t l
   return absl::OkStatus();
 }
 
+ObjectMemory OpenObjectImpl::MemoryOf(const Hold& from) const {
+  if (from.slab == 0 || !from.fd.valid() || info_.length < kBlockBytes) return {};
+  // Numbers of slabs are the session's daemon's: only what this very session wrote into.
+  const std::shared_ptr<MappedSlab> written = from.lease->attachment->slabs.Find(from.slab);
+  if (written != nullptr && from.offset <= written->bytes() &&
+      info_.length <= written->bytes() - from.offset) {
+    return {written, from.offset};
+  }
+  return ObjectMemory::Map(from.fd.get(), from.offset, info_.length);
+}
+
 Status OpenObjectImpl::ReadInto(void* into) { return ReadRange(0, info_.length, into); }
 
 Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
@@ -255,9 +266,10 @@ Status OpenObjectImpl::ReadRange(uint64_t offset, uint64_t length, void* into) {
 
 Status OpenObjectImpl::ReadPieces(absl::Span<const StridedPiece> pieces) {
   return ReadFromGood([&](const Hold& from) {
-    return ReadPiecesOf(threads(), Blocks(), pieces, [&](uint64_t at, uint64_t n, char* to) {
-      return ReadPieceOf(from, at, n, to);
-    });
+    const ObjectMemory memory = MemoryOf(from);
+    return ReadPiecesOf(
+        threads(), Blocks(), pieces,
+        [&](uint64_t at, uint64_t n, char* to) { return ReadPieceOf(from, at, n, to); }, memory);
   });
 }
 

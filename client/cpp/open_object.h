@@ -78,6 +78,8 @@ class OpenObjectImpl : public OpenObject {
   // When the answer to open did not bring them. Called before the object is handed out.
   Status FetchChecksums();
   Status CheckProcess() const;
+  // The object, if it lies in a slab and so much of it is read that a mapping is worth it.
+  ObjectMemory MemoryOf(const Hold& from) const;
   Status ReadPieceOf(const Hold& from, uint64_t offset, uint64_t length, char* into);
   // `read` reads from a hold; when that copy is bad or its lease is lost, once more from another.
   Status ReadFromGood(absl::FunctionRef<Status(const Hold& from)> read);

@@ -90,10 +90,12 @@ struct Source {
   DeviceReader* device = nullptr;
 };
 
-// Part of an object that has many: an archive, as of WriteZip, or with no plan the sources' bytes as they are.
+// Part of an object that has many: an archive, as of WriteZip or, with a frame, whose open record is the one source; with
+// neither the sources' bytes as they are.
 struct Piece {
   const ZipPlan* plan = nullptr;
   absl::Span<const Source> sources;
+  const ZipFrame* frame = nullptr;
 };
 
 // Where a piece lies in its object.

@@ -23,12 +23,15 @@ struct ShardOfRank {
   int32_t rank = 0;
 };
 
+// Puts shards (by index), of which nothing but their names says who comes first, into the order of these. They come
+// ascending. To look at names costs the most, so it is called only for those.
+using SortByName = absl::FunctionRef<void(absl::Span<uint32_t> shards)>;
+
 // One for each shard, in the order in which they were given out: what others have last, then what few hold,
-// then what is large, then `before`, the order of the shards' names (by index). Each goes to the holder with
-// the fewest bytes so far, of equals to the lowest rank.
+// then what is large, then by name. Each goes to the holder with the fewest bytes so far, of equals to the
+// lowest rank.
 // INVALID_ARGUMENT: a shard without a holder, or a holder that is not in 0 … ranks−1, by index.
-StatusOr<std::vector<ShardOfRank>> BalanceShards(
-    absl::Span<const HeldShard> shards, int32_t ranks,
-    absl::FunctionRef<bool(uint32_t, uint32_t)> before);
+StatusOr<std::vector<ShardOfRank>> BalanceShards(absl::Span<const HeldShard> shards, int32_t ranks,
+                                                 SortByName sort_by_name);
 
 }  // namespace cairn::client

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <tuple>
 
 #include "common/checksum.h"
 #include "common/copy.h"
@@ -19,6 +20,9 @@ constexpr uint64_t kWorthStreaming = 64 << 10;
 // fit any first-level cache at once.
 constexpr uint64_t kMostElement = 16;
 constexpr uint64_t kTile = 8;
+
+// Of what is copied aside before it is summed: it stays in the first-level cache.
+constexpr uint64_t kScratchAtOnce = 16 << 10;
 
 constexpr uint64_t kMostReach = std::numeric_limits<int64_t>::max();
 
@@ -219,7 +223,10 @@ void StridedPieces::SortIntoBlocks() {
   for (size_t i = 0; i < pieces_.size(); ++i) {
     FindBlocks(static_cast<uint32_t>(i), 0, pieces_[i].begin, &touched);
   }
-  std::sort(touched.begin(), touched.end());
+  std::sort(touched.begin(), touched.end(), [this](const InBlock& a, const InBlock& b) {
+    return std::make_tuple(a.first, pieces_[a.second].begin, a.second) <
+           std::make_tuple(b.first, pieces_[b.second].begin, b.second);
+  });
   touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
   wanted_.reserve(touched.size());
   for (const auto& [block, piece] : touched) {
@@ -344,6 +351,42 @@ uint32_t StridedPieces::Copy(size_t i, uint64_t begin, uint64_t length, const ch
         .Copy(0, piece.begin, piece.into, bytes);
   }
   return summed ? crc : Crc32c(crc, bytes, length);
+}
+
+// Whether all that is wanted of [begin, end) are runs of bytes, each behind the one before.
+bool StridedPieces::OnlyRuns(size_t i, uint64_t begin, uint64_t end) const {
+  uint64_t last = 0;
+  for (size_t w = starts_[i]; w < starts_[i + 1]; ++w) {
+    const Piece& piece = pieces_[wanted_[w]];
+    if (piece.end <= begin || piece.begin >= end) continue;
+    if (piece.dims > 0 || piece.begin < last) return false;
+    last = piece.end;
+  }
+  return true;
+}
+
+uint32_t StridedPieces::CopyOnce(size_t i, uint64_t begin, uint64_t length, const char* bytes,
+                                 char* scratch, uint32_t crc) const {
+  const uint64_t end = begin + length;
+  if (!OnlyRuns(i, begin, end)) {
+    for (uint64_t done = 0; done < length; done += kScratchAtOnce) {
+      const uint64_t n = std::min(kScratchAtOnce, length - done);
+      std::memcpy(scratch + done, bytes + done, n);
+      crc = Crc32c(crc, scratch + done, n);
+    }
+    (void)Copy(i, begin, length, scratch, 0);
+    return crc;
+  }
+  uint64_t at = begin;
+  for (size_t w = starts_[i]; w < starts_[i + 1]; ++w) {
+    const Piece& piece = pieces_[wanted_[w]];
+    if (piece.end <= begin || piece.begin >= end) continue;
+    const uint64_t from = std::max(piece.begin, begin), until = std::min(piece.end, end);
+    crc = Crc32c(crc, bytes + (at - begin), from - at);
+    crc = CopyCrc32c(piece.into + (from - piece.begin), bytes + (from - begin), until - from, crc);
+    at = until;
+  }
+  return Crc32c(crc, bytes + (at - begin), end - at);
 }
 
 }  // namespace cairn::client

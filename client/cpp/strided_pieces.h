@@ -25,6 +25,9 @@ class StridedPieces {
   // Copies what is wanted of [begin, begin+length) of the object, which is `bytes` and lies in blocks()[i].
   // Returns the CRC32C of what `crc` covers followed by `bytes`. Several threads at once, of other runs.
   uint32_t Copy(size_t i, uint64_t begin, uint64_t length, const char* bytes, uint32_t crc) const;
+  // The same of `bytes` that somebody may change meanwhile: what is copied is what was summed. `scratch` has `length` bytes.
+  uint32_t CopyOnce(size_t i, uint64_t begin, uint64_t length, const char* bytes, char* scratch,
+                    uint32_t crc) const;
 
  private:
   struct Dim {
@@ -50,13 +53,14 @@ class StridedPieces {
   Status AddDims(const StridedPiece& piece, size_t number, uint64_t length, Piece* made);
   void JoinDims(size_t first);
   void SortIntoBlocks();
+  bool OnlyRuns(size_t i, uint64_t begin, uint64_t end) const;
   void FindBlocks(uint32_t number, size_t d, uint64_t at, std::vector<InBlock>* touched) const;
 
   std::vector<Dim> dims_;  // of all pieces, outermost first
   std::vector<Piece> pieces_;
   std::vector<uint64_t> blocks_;
-  std::vector<size_t> starts_;  // in wanted_, of each of blocks_; and one more entry
-  std::vector<uint32_t> wanted_;
+  std::vector<size_t> starts_;    // in wanted_, of each of blocks_; and one more entry
+  std::vector<uint32_t> wanted_;  // of each block those that begin first come first
 };
 
 }  // namespace cairn::client

@@ -287,6 +287,62 @@ TEST(CopyEngine, PiecesOfOneObjectAreWholeArchivesAndRawBytes) {
   EXPECT_EQ(end, layout->length());
 }
 
+// Wherever its ends lie in the blocks.
+TEST(CopyEngine, AnArchiveFromAFrameIsTheOneThatItsPlanMakes) {
+  const std::vector<uint64_t> open = {0,     1,     4096,   131072,           131073,
+                                      32768, 32768, 200000, kBlockBytes + 77, 64};
+  std::vector<std::unique_ptr<Archive>> made;
+  std::vector<ZipFrame> frames;
+  std::vector<Piece> by_plan, by_frame;
+  frames.reserve(30 * open.size());
+  for (size_t i = 0; i < 30 * open.size(); ++i) {
+    made.push_back(MakeArchive({500, 1, open[i * 7 % open.size()], 13}));
+    const Archive& archive = *made.back();
+    std::vector<absl::string_view> contents;
+    for (const Source& source : archive.sources) {
+      contents.emplace_back(static_cast<const char*>(source.data), source.length);
+    }
+    contents[2] = "";
+    auto frame = ZipFrame::Make(archive.plan, contents, 2);
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    frames.push_back(*std::move(frame));
+    by_plan.push_back({&archive.plan, archive.sources});
+    by_frame.push_back({nullptr, absl::MakeConstSpan(archive.sources).subspan(2, 1), &frames[i]});
+  }
+  std::vector<PiecePlace> places, expected_places;
+  const auto expected = ObjectLayout::Pieces(by_plan, &expected_places);
+  const auto layout = ObjectLayout::Pieces(by_frame, &places);
+  ASSERT_TRUE(layout.ok() && expected.ok()) << layout.status();
+  for (int threads : {1, 3}) {
+    const Copied copied = Copy(*layout, threads);
+    EXPECT_TRUE(copied.bytes == Copy(*expected).bytes);
+    EXPECT_TRUE(copied.only_inside);
+    EXPECT_EQ(copied.written.block_crcs,
+              BlockCrcs(copied.bytes.data(), copied.bytes.size(), kBlockBytes));
+    EXPECT_THAT(copied.written.covered, ElementsAre(Pair(0, layout->length())));
+  }
+  for (size_t i = 0; i < places.size(); ++i) {
+    EXPECT_EQ(places[i].offset, expected_places[i].offset);
+    EXPECT_EQ(places[i].length, expected_places[i].length);
+  }
+}
+
+TEST(CopyEngine, AFrameIsOpenForOneSourceOfItsLength) {
+  const auto archive = MakeArchive({5, 6});
+  const absl::string_view five(static_cast<const char*>(archive->sources[0].data), 5);
+  const auto frame = ZipFrame::Make(archive->plan, {five, ""}, 1);
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  std::vector<PiecePlace> places;
+  const std::vector<Piece> pieces = {
+      {nullptr, {}}, {nullptr, absl::MakeConstSpan(archive->sources).subspan(0, 1), &*frame}};
+  EXPECT_EQ(ObjectLayout::Pieces(pieces, &places).status().message(),
+            "pieces[1]: sources: 1 of 5 bytes, the frame is open for one of 6");
+  EXPECT_EQ(ZipFrame::Make(archive->plan, {five, ""}, 0).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ZipFrame::Make(archive->plan, {five}, 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(CopyEngine, OfAPieceThatDoesNotFitItsPlanTheNumberIsSaid) {
   const auto archive = MakeArchive({5, 6});
   const std::vector<Piece> pieces = {

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace cairn::client {
 namespace {
 
-bool ByIndex(uint32_t a, uint32_t b) { return a < b; }
+void ByIndex(absl::Span<uint32_t>) {}  // as they come
 
 // What the ranks have of it, by rank.
 std::vector<uint64_t> Loads(const std::vector<HeldShard>& shards,
@@ -60,8 +61,11 @@ TEST(BalanceShards, NamesDecideBetweenEqualsNotTheOrderInWhichTheyCome) {
   for (int round = 0; round < 8; ++round) {
     std::vector<HeldShard> shards;
     for (const uint32_t name : names) shards.push_back({name % 7 * 4, all});
-    const auto given =
-        BalanceShards(shards, 4, [&names](uint32_t a, uint32_t b) { return names[a] < names[b]; });
+    const auto given = BalanceShards(shards, 4, [&names](absl::Span<uint32_t> equals) {
+      EXPECT_TRUE(std::is_sorted(equals.begin(), equals.end()));
+      std::sort(equals.begin(), equals.end(),
+                [&names](uint32_t a, uint32_t b) { return names[a] < names[b]; });
+    });
     ASSERT_TRUE(given.ok()) << given.status();
     std::vector<int32_t> by_name(names.size());
     for (const auto& [shard, rank] : *given) by_name[names[shard]] = rank;
@@ -69,6 +73,28 @@ TEST(BalanceShards, NamesDecideBetweenEqualsNotTheOrderInWhichTheyCome) {
     EXPECT_EQ(by_name, expected);
     std::shuffle(names.begin(), names.end(), random);
   }
+}
+
+TEST(BalanceShards, LargeOnesComeFirstInEachOrderOfMagnitude) {
+  const std::vector<int32_t> one = {0};
+  const std::vector<int32_t> two = {0, 1};
+  std::mt19937_64 random(20261127);
+  std::vector<HeldShard> shards;
+  for (int i = 0; i < 1000; ++i) {
+    const uint64_t bytes = random() >> (random() % 64);
+    shards.push_back({bytes, i % 3 != 0 ? one : two, i % 5 == 0});
+  }
+  std::vector<uint32_t> expected(shards.size());
+  std::iota(expected.begin(), expected.end(), 0U);
+  std::stable_sort(expected.begin(), expected.end(), [&shards](uint32_t a, uint32_t b) {
+    return std::make_tuple(shards[a].of_others, shards[a].holders.size(), ~shards[a].bytes) <
+           std::make_tuple(shards[b].of_others, shards[b].holders.size(), ~shards[b].bytes);
+  });
+  const auto given = BalanceShards(shards, 2, ByIndex);
+  ASSERT_TRUE(given.ok()) << given.status();
+  std::vector<uint32_t> order;
+  for (const auto& [shard, rank] : *given) order.push_back(shard);
+  EXPECT_EQ(order, expected);
 }
 
 TEST(BalanceShards, RefusesWhatNobodyHoldsOrSomebodyOutside) {

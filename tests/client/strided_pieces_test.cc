@@ -3,11 +3,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -75,12 +78,34 @@ class Pieces : public ::testing::Test {
 
   Status Read(const std::vector<Wanted>& wanted) {
     const std::vector<StridedPiece> pieces(wanted.begin(), wanted.end());
-    return ReadPiecesOf(&threads_, {"the object", object_.size(), &crcs_}, pieces,
-                        [&](uint64_t at, uint64_t n, char* to) {
-                          if (at % kBlockBytes == 0) ++reads_[at / kBlockBytes];
-                          std::memcpy(to, object_.data() + at, n);
-                          return absl::OkStatus();
-                        });
+    return ReadPiecesOf(
+        &threads_, {"the object", object_.size(), &crcs_}, pieces,
+        [&](uint64_t at, uint64_t n, char* to) {
+          if (at % kBlockBytes == 0) ++reads_[at / kBlockBytes];
+          std::memcpy(to, object_.data() + at, n);
+          return absl::OkStatus();
+        },
+        in_memory_ ? memory_ : none_);
+  }
+
+  // From here on it is read where it lies in memory.
+  void LayInMemory(bool in_slab) {
+    auto fd = MakeMemfd("object", kSkip + object_.size(), 0600);
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    ASSERT_EQ(pwrite(fd->get(), object_.data(), object_.size(), kSkip),
+              static_cast<ssize_t>(object_.size()));
+    if (in_slab) {
+      auto mapping = Mapping::MapSealed(fd->get(), 0, kSkip + object_.size(),
+                                        PROT_READ | PROT_WRITE, MAP_SHARED);
+      ASSERT_TRUE(mapping.ok()) << mapping.status();
+      memory_ = ObjectMemory(
+          std::make_shared<MappedSlab>(1, *std::move(mapping), std::make_shared<UnmapBook>()),
+          kSkip);
+    } else {
+      memory_ = ObjectMemory::Map(fd->get(), kSkip, object_.size());
+    }
+    ASSERT_TRUE(memory_.valid());
+    in_memory_ = true;
   }
 
   std::string Refused(const Wanted& wanted) {
@@ -91,7 +116,12 @@ class Pieces : public ::testing::Test {
 
   std::vector<int> Reads() const { return std::vector<int>(reads_.begin(), reads_.end()); }
 
+  static constexpr uint64_t kSkip = 100;  // of the slab before the object
+
   CopyThreads threads_{3};
+  bool in_memory_ = false;
+  ObjectMemory memory_;
+  const ObjectMemory none_;
   std::string object_;
   std::vector<uint32_t> crcs_;
   std::vector<std::atomic<int>> reads_;
@@ -144,8 +174,14 @@ Wanted RandomPiece(std::mt19937_64* random, uint64_t length, std::string* room) 
   return piece;
 }
 
-TEST_F(Pieces, OfAnyShapeAreTheBytesThatPlainCopiesBring) {
+// Where the object is, when it is read.
+enum class Where { kElsewhere, kMapped, kInWrittenSlab };
+
+class Anywhere : public Pieces, public ::testing::WithParamInterface<Where> {};
+
+TEST_P(Anywhere, OfAnyShapeAreTheBytesThatPlainCopiesBring) {
   Hold(RandomBytes(2 * kBlockBytes + 12345, 1));
+  if (GetParam() != Where::kElsewhere) LayInMemory(GetParam() == Where::kInWrittenSlab);
   std::mt19937_64 random(2);
   for (int round = 0; round < 60; ++round) {
     std::vector<Wanted> wanted;
@@ -162,6 +198,64 @@ TEST_F(Pieces, OfAnyShapeAreTheBytesThatPlainCopiesBring) {
       ASSERT_TRUE(got[i] == rooms[i]) << "round " << round << ", piece " << i;
     }
   }
+  if (GetParam() != Where::kElsewhere) {
+    EXPECT_THAT(Reads(), ElementsAre(0, 0, 0));
+  }
+}
+
+// As tensors lie in a file: one behind the other, and what is between them is wanted too.
+TEST_P(Anywhere, RunsBehindEachOtherAreWhole) {
+  Hold(RandomBytes(3 * kBlockBytes, 11));
+  if (GetParam() != Where::kElsewhere) LayInMemory(GetParam() == Where::kInWrittenSlab);
+  std::mt19937_64 random(12);
+  std::vector<Wanted> wanted;
+  std::vector<std::string> rooms(600);
+  uint64_t at = 0;
+  for (std::string& room : rooms) {
+    room.resize(1 + random() % (random() % 2 == 0 ? 100 : 700'000));
+    if (at + room.size() > object_.size()) break;
+    wanted.push_back({at, room.size(), {}, {}, room.data(), {}});
+    at += room.size() + random() % 3 * 50;
+  }
+  std::shuffle(wanted.begin(), wanted.end(), random);
+  const Status status = Read(wanted);
+  ASSERT_TRUE(status.ok()) << status;
+  for (const Wanted& piece : wanted) {
+    ASSERT_EQ(object_.compare(piece.offset, piece.item_bytes, piece.into, piece.item_bytes), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Objects, Anywhere,
+                         ::testing::Values(Where::kElsewhere, Where::kMapped,
+                                           Where::kInWrittenSlab));
+
+TEST_F(Pieces, ABadBlockInMemoryIsFound) {
+  Hold(RandomBytes(2 * kBlockBytes, 13));
+  object_[kBlockBytes + 17] ^= 1;
+  LayInMemory(false);
+  std::string into(kBlockBytes, '\0');
+  EXPECT_TRUE(Read({{0, kBlockBytes, {}, {}, into.data(), {}}}).ok());
+  for (const Wanted& touching :
+       {Wanted{2 * kBlockBytes - 8, 8, {}, {}, into.data(), {}},
+        Wanted{kBlockBytes, 1, {50, 50}, {100, 2}, into.data(), {50, 1}}}) {
+    const Status status = Read({touching});
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 2"));
+  }
+}
+
+TEST_F(Pieces, WhatCannotBeHadInMemoryIsReadOtherwise) {
+  Hold(RandomBytes(2 * kBlockBytes, 14));
+  LayInMemory(true);
+  auto nothing =
+      Mapping::Map(-1, 0, kSkip + object_.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS);
+  ASSERT_TRUE(nothing.ok()) << nothing.status();
+  memory_ = ObjectMemory(
+      std::make_shared<MappedSlab>(1, *std::move(nothing), std::make_shared<UnmapBook>()), kSkip);
+  std::string into(object_.size(), '\0');
+  ASSERT_TRUE(Read({{0, object_.size(), {}, {}, into.data(), {}}}).ok());
+  EXPECT_TRUE(into == object_);
+  EXPECT_THAT(Reads(), ElementsAre(1, 1));
 }
 
 // Rows saved one after the other, wanted by two who each want a half of every row.

@@ -190,6 +190,15 @@ def test_storage_data_is_a_dict(operation: Callable[[Any], Any]) -> None:
     assert lazy == metadata.storage_data
 
 
+def test_two_that_nobody_has_looked_at_are_compared_by_what_they_hold() -> None:
+    one, other = decoded(example()).storage_data, decoded(example()).storage_data
+    assert one is not None and other is not None and one == other
+    one, other = decoded(example()).storage_data, decoded(example()).storage_data
+    assert one is not None and other is not None
+    other.popitem()
+    assert one != other and other != one
+
+
 def test_a_missing_key_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         decoded(example()).storage_data[NEW]

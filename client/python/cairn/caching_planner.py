@@ -31,11 +31,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.utils import _DistWrapper
 
 from cairn.errors import FailedPrecondition, InvalidArgument
+from cairn.shared_metadata import SharedMetadata
 
 try:
     from torch.distributed.tensor import DTensor
@@ -53,17 +54,47 @@ class _Walk:
 
     Attributes:
       leaves: in the order of stock's `flatten_state_dict`.
-      facts: plain values, one after the other; equal ones mean equal local plans.
+      locals: of each leaf the tensor that has this process's elements; the leaf itself where it is none.
+      facts: plain values, one after the other; equal ones mean equal local plans, and local tensors that are
+          equal but for where their elements are, and for these.
       can_be_kept: False where a value plans itself (ShardedTensor, `__create_write_items__`).
     """
 
-    def __init__(self, state_dict: Mapping[Any, Any]) -> None:
+    def __init__(self, state_dict: Mapping[Any, Any], expected: list[Any]) -> None:
+        """
+        Args:
+          expected: facts that are probably found again. They are then taken: ten thousand new ones that are
+              equal would keep Python's collector busy for longer than it takes to compare them.
+        """
+        self._expected, self._so_far = expected, 0
         self.leaves: list[Any] = []
-        self.facts: list[Any] = [torch.is_grad_enabled()]
+        self.locals: list[Any] = []
+        self._may_be_pinned = _has_accelerator()
+        self.facts: list[Any] = []
         self.can_be_kept = True
         self._kinds: dict[type, Callable[[Any], None]] = {DTensor: self._dtensor}
         self._meshes: dict[int, int] = {}  # id of a mesh that is alive: where it stands among all
+        self._add(torch.is_grad_enabled())
         self._mapping(state_dict)
+        if self._so_far == len(expected):
+            self.facts = expected
+        else:
+            self._differ()
+
+    def _add(self, fact: Any) -> None:
+        at = self._so_far
+        if at >= 0:
+            expected = self._expected
+            if at < len(expected) and expected[at] == fact:
+                self._so_far = at + 1
+                return
+            self._differ()
+        self.facts.append(fact)
+
+    def _differ(self) -> None:
+        if self._so_far >= 0:
+            self.facts = self._expected[: self._so_far]
+            self._so_far = -1
 
     def _visit(self, value: Any) -> None:
         kind = self._kinds.get(type(value))
@@ -84,7 +115,7 @@ class _Walk:
 
     def _mapping(self, values: Mapping[Any, Any]) -> None:
         # Names are made of str(key): 1 and True are equal keys and have different names.
-        self.facts.append(list(map(str, values)))
+        self._add(list(map(str, values)))
         kinds = self._kinds
         for value in values.values():
             kind = kinds.get(type(value))
@@ -94,50 +125,65 @@ class _Walk:
 
     def _list(self, values: list[Any]) -> None:
         if _is_terminal(values):
-            self.facts.append(list)
+            self._add(list)
             self.leaves.append(values)
+            self.locals.append(values)
             return
-        self.facts.append(len(values))
+        self._add(len(values))
         for value in values:
             self._visit(value)
 
     def _dtensor(self, value: Any) -> None:
         self.leaves.append(value)
         spec, local = value._spec, value._local_tensor
+        self.locals.append(local)
         mesh = self._meshes.get(id(spec.mesh))
         if mesh is None:
             mesh = self._note_mesh(spec.mesh)
-        self.facts.append(
+        dtype = local.dtype
+        self._add(
             (
                 mesh,
                 spec.placements,
                 value.shape,
-                local.dtype,
+                type(local),
+                dtype,
                 local.layout,
                 value.requires_grad,
                 local.requires_grad,
-                local.is_pinned(),
+                self._may_be_pinned and local.is_pinned(),
+                local.device,
+                local.shape,
+                local.stride() if local.layout is torch.strided else None,
+                local.is_neg(),
+                dtype.is_complex and local.is_conj(),
             )
         )
 
     def _note_mesh(self, mesh: Any) -> int:
         number = self._meshes[id(mesh)] = len(self._meshes)
         ranks = mesh.mesh
-        self.facts.append(
+        self._add(
             (tuple(ranks.shape), ranks.flatten().tolist(), mesh.device_type, mesh.get_coordinate())
         )
         return number
 
     def _tensor(self, value: Any) -> None:
         self.leaves.append(value)
-        self.facts.append(
+        self.locals.append(value)
+        dtype = value.dtype
+        self._add(
             (
                 type(value),
                 value.shape,
-                value.dtype,
+                dtype,
                 value.layout,
                 value.requires_grad,
-                value.is_pinned(),
+                self._may_be_pinned and value.is_pinned(),
+                value.device,
+                value.stride() if value.layout is torch.strided else None,
+                value.is_neg(),
+                dtype.is_complex and value.is_conj(),
             )
         )
 
@@ -146,11 +192,19 @@ class _Walk:
         if hasattr(value, "__create_write_items__"):
             self.can_be_kept = False
         self.leaves.append(value)
-        self.facts.append(type(value))
+        self.locals.append(value)
+        self._add(type(value))
 
     def _plans_itself(self, value: Any) -> None:
         self.can_be_kept = False
         self.leaves.append(value)
+        self.locals.append(value)
+
+
+def _has_accelerator() -> bool:
+    """Memory can be pinned for one only, and to ask each tensor takes a third of the walk."""
+    found = getattr(torch, "accelerator", torch.cuda)  # PyTorch 2.6
+    return bool(found.is_available())
 
 
 def _is_terminal(values: list[Any]) -> bool:
@@ -166,6 +220,21 @@ def _is_terminal(values: list[Any]) -> bool:
 # --- what is kept ------------------------------------------------------------------------------------
 
 
+class Beside:
+    """What a storage writer keeps beside a plan, for as long as that is kept. Its attributes are replaced as
+    a whole: saves in several threads may have the same plan.
+
+    Attributes:
+      indexes: where the global plan was made, those of the items of each rank.
+      pieces, written: the storage writer's own.
+    """
+
+    def __init__(self, indexes: list[list[MetadataIndex]] | None) -> None:
+        self.indexes = indexes
+        self.pieces: Any = None
+        self.written: Any = None
+
+
 class _Kept(NamedTuple):
     facts: list[Any]
     header: tuple[Any, ...]
@@ -174,6 +243,7 @@ class _Kept(NamedTuple):
     mappings: dict[str, Any]
     final_plan: SavePlan
     metadata: Metadata | None  # where the global plan was made
+    beside: Beside
 
 
 _kept: list[_Kept] = []  # the last used first
@@ -183,10 +253,16 @@ _mutex = threading.Lock()
 def _find(header: tuple[Any, ...], facts: list[Any]) -> _Kept | None:
     with _mutex:
         for at, one in enumerate(_kept):
-            if one.header == header and one.facts == facts:
+            if one.header == header and (one.facts is facts or one.facts == facts):
                 _kept.insert(0, _kept.pop(at))
                 return one
     return None
+
+
+def _last_facts(header: tuple[Any, ...]) -> list[Any]:
+    """Those of the plan with this header that was used last."""
+    with _mutex:
+        return next((one.facts for one in _kept if one.header == header), [])
 
 
 def _keep(new: _Kept) -> None:
@@ -233,6 +309,11 @@ class CachingPlanner(DefaultSavePlanner):
 
     A tensor's bytes, and every object that is no tensor, are read anew in each save. Of the Metadata, the
     coordinator gets a copy whose `state_dict_metadata` holds the kept values: read them, do not change them.
+
+    Attributes:
+      beside: what is kept beside the plan of this save; None where it is not kept. From `finish_plan` on.
+      locals: of each value of `state_dict`, in its order, the tensor that holds this rank's elements, or the
+          value itself.
     """
 
     def __init__(
@@ -251,6 +332,8 @@ class CachingPlanner(DefaultSavePlanner):
         self._alone = alone or not dist.is_available() or not dist.is_initialized()
         self._ranks = _DistWrapper(process_group, not self._alone, 0)
         self._found: _Kept | None = None
+        self.beside: Beside | None = None
+        self.locals: list[Any] = []
 
     def __reduce__(self) -> Any:
         """In another process, DCP's, the group that saves is all of its world."""
@@ -269,10 +352,12 @@ class CachingPlanner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        walk = _Walk(state_dict)
+        header = self._header()
+        walk = _Walk(state_dict, _last_facts(header))
         self._facts, self._can_be_kept = walk.facts, walk.can_be_kept
+        self.beside, self.locals, self._indexes = None, walk.locals, None
         self._metadata_to_keep: Metadata | None = None
-        self._found = _find(self._header(), walk.facts) if walk.can_be_kept else None
+        self._found = _find(header, walk.facts) if walk.can_be_kept else None
         if self._found is None:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
             return
@@ -299,7 +384,10 @@ class CachingPlanner(DefaultSavePlanner):
             assert found is not None  # this rank's is one of the names
             wanted = [_Name(found.generation, rank) for rank in range(len(all_plans))]
             if names == wanted and found.metadata is not None:
-                return [_instead_of_a_plan(name) for name in names], _copy_of(found.metadata)
+                metadata = _copy_of(found.metadata)
+                if not self._alone:
+                    metadata = SharedMetadata.of(metadata)
+                return [_instead_of_a_plan(name) for name in names], metadata
         self._sent = all_plans
         self._promised = Metadata({})  # stock holds on to it; it is filled in `finish_plan`
         return [_instead_of_a_plan(_Again())] * len(all_plans), self._promised
@@ -337,6 +425,7 @@ class CachingPlanner(DefaultSavePlanner):
         generation = os.urandom(16) if can_be_kept else None
         if generation is not None:
             self._metadata_to_keep = _copy_of(metadata)
+            self._indexes = [[item.index for item in plan.items] for plan in plans]
         return [_with_data(plan, _Final(plan.planner_data, generation)) for plan in plans], metadata
 
     def _second_round(self) -> SavePlan:
@@ -362,6 +451,7 @@ class CachingPlanner(DefaultSavePlanner):
         found = self._found
         if found is None or found.generation != sent_back.planner_data.generation:
             raise FailedPrecondition("planner: the coordinator named a plan that this rank did not")
+        self.beside = found.beside
         kept = found.final_plan
         return SavePlan(list(kept.items), sent_back.storage_data, dict(kept.planner_data))
 
@@ -369,6 +459,7 @@ class CachingPlanner(DefaultSavePlanner):
         final: _Final = new_plan.planner_data
         plan = _with_data(new_plan, final.planner_data)
         if final.generation is not None:
+            self.beside = Beside(self._indexes)
             _keep(
                 _Kept(
                     self._facts,
@@ -378,6 +469,7 @@ class CachingPlanner(DefaultSavePlanner):
                     self.mappings,
                     SavePlan(list(plan.items), planner_data=dict(plan.planner_data)),
                     self._metadata_to_keep,
+                    self.beside,
                 )
             )
         return plan

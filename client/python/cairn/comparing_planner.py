@@ -15,6 +15,10 @@ _MOST_SAID = 8  # names, of each kind of difference
 MISSING, SHAPES, DTYPES = "not in the checkpoint", "of another shape", "of another dtype"
 
 
+class OwnPlan(LoadPlan):
+    """What a rank reads, which its planner takes back as it is: no other rank has to know."""
+
+
 class ComparingPlanner(IndexedPlanner):
     """Stock's, which says of a checkpoint of another model all that differs, not only the first name, and
     does not load a tensor into one of another dtype."""
@@ -32,7 +36,9 @@ class ComparingPlanner(IndexedPlanner):
             raise InvalidArgument(
                 f"{_another_model(found)}; planner=DefaultLoadPlanner() converts dtypes"
             )
-        return plan
+        if type(self) is not ComparingPlanner:
+            return plan
+        return OwnPlan(plan.items, plan.storage_data, plan.planner_data)
 
     def _differences(self) -> dict[str, list[str]]:
         assert self.metadata is not None

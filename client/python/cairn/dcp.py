@@ -48,6 +48,7 @@ from cairn.comparing_planner import (
     MISSING,
     SHAPES,
     ComparingPlanner,
+    OwnPlan,
     differences,
     in_words,
 )
@@ -108,6 +109,7 @@ class Reader(StorageReader):
             self._find(connection.job, checkpoint) if isinstance(checkpoint, int) else checkpoint
         )
         self._storage_data: dict[MetadataIndex, _StorageInfo] = {}
+        self._own_plan: OwnPlan | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
         self._storage_data = {}
@@ -155,20 +157,25 @@ class Reader(StorageReader):
         self._use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        # Stock sends each rank's plan to the coordinator and back: thousands of small objects, pickled twice.
+        stays = isinstance(plan, OwnPlan) and type(self) is Reader
+        self._own_plan = plan if stays else None
+        return LoadPlan([]) if stays else plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        own, self._own_plan = self._own_plan, None
+        whole = plan if own is None else own
         self.traffic = None
         decision = self._decision if self._use_collectives else None
         if decision is None:
-            for name, items in self._of_object(plan).items():
+            for name, items in self._of_object(whole).items():
                 dcp_reads.read_items(self._found(), name, items, planner)
         else:
             self.traffic = dcp_reads.exchange_items(
-                self._found(), lambda: self._of_object(plan), planner, decision
+                self._found(), lambda: self._of_object(whole), planner, decision
             )
             log.debug("checkpoint %s, with an exchange: %s", self._found(), self.traffic)
         done: Future[None] = Future()

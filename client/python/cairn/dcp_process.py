@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from cairn import kept_saves
 from cairn.caching_planner import CachingPlanner
 from cairn.dcp_writer import Writer
 from cairn.errors import Error, FailedPrecondition
@@ -100,7 +101,8 @@ class HandingWriter(Writer):
         """`stage` has said which thread it is."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        self._metadata, self._results = metadata, results
+        self._metadata = metadata
+        self._results = kept_saves.whole(results, self._beside_plan)
         self._commit()
 
     def _commit(self) -> None:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
-import pickle
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, child_memory, errors, paths, read_index, tensor_archives, unchanged
+from cairn import _native, child_memory, errors, kept_saves, paths, read_index, unchanged
 from cairn.errors import CairnWarning, Error, FailedPrecondition, InvalidArgument
 from cairn.notices import log
 
 if TYPE_CHECKING:
     from cairn.connection import Connection
-    from cairn.payload import Piece
     from cairn.step import Step
 
 METADATA = ".metadata"
@@ -129,6 +125,7 @@ class Writer(StorageWriter, AsyncStager):
         self._staged_at: float | None = None  # of the last async_save
         self._saver: threading.Thread | None = None  # of that, once it has begun
         self._stage_failure: Exception | None = None  # all ranks are to hear of it
+        self._beside_plan: Any = None  # of this save
         self._abandoned = False  # who waited for its copy does not wait any more
         self._parcel: child_memory.Parcel | None = None  # what was staged, should it go to a child
         self._own_connection = False  # in the child: it is closed when the save is over
@@ -193,40 +190,25 @@ class Writer(StorageWriter, AsyncStager):
         done.set_result(results)
         return done
 
-    def _copy(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+    def _copy(self, plan: SavePlan, planner: SavePlanner) -> Sequence[WriteResult]:
         """Writes what this rank saves. Afterwards the state may change."""
         part = self._entered()
         name = f"__{self._rank()}_0.distcp"
-        pieces: list[Piece] = []
-        keep: list[Any] = []
-        for item in plan.items:
-            data = planner.resolve_data(item)
-            if item.type == WriteItemType.BYTE_IO:
-                assert isinstance(data, io.BytesIO)
-                view = data.getbuffer()
-                pieces.append((None, [(view, view.nbytes)]))
-                keep.append(view)
-            else:
-                archived = tensor_archives.of_tensor(data)
-                pieces.append(archived.piece)
-                keep.append(archived.keep)
+        forms, wheres, keep = kept_saves.pieces(plan, planner)
+        self._beside_plan = getattr(planner, "beside", None)
         part._copy_beside(self._watch is not None and not self._awaited)
-        places = part._write_pieces(name, "raw", pieces) if pieces else []
+        places = part._write_pieces(name, "raw", forms, wheres) if forms else b""
         del keep
-        return list(_results(plan.items, name, places))
+        return kept_saves.results(plan, planner, name, places)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         with self._dropping_what_fails():
             part = self._entered()
-            metadata.storage_data = {
-                result.index: result.storage_data for of_rank in results for result in of_rank
-            }
-            metadata.storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
             name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
-            content = pickle.dumps(metadata)
+            storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
+            content, index = kept_saves.finish(metadata, results, storage_meta, self._beside_plan)
             part.save(content, name)
-            index = None if self._rank_metadata else read_index.encode(metadata, content)
-            if index is not None:
+            if index is not None and not self._rank_metadata:
                 part.save(index, name + read_index.SUFFIX)
             self._commit()
 
@@ -436,14 +418,3 @@ def _copied(obj: Any, watch: unchanged.Watch) -> Any:
     if type(obj) in (list, tuple):
         return type(obj)(_copied(value, watch) for value in obj)
     return copy.deepcopy(obj)
-
-
-def _results(
-    items: list[WriteItem], name: str, places: list[tuple[int, int]]
-) -> Iterator[WriteResult]:
-    for item, (offset, length) in zip(items, places, strict=True):
-        yield WriteResult(
-            index=item.index,
-            size_in_bytes=length,
-            storage_data=_StorageInfo(name, offset, length),
-        )

@@ -15,8 +15,9 @@ _SMALL = 64 << 10  # of a snapshot: not worth pages of its own
 # object with contiguous bytes, or (descriptor, offset) of an open file.
 Where: TypeAlias = "int | bytes | bytearray | memoryview | tuple[int, int] | _native.OnDevice"
 
-# Part of an object that has many: an archive, with what its records are, or None and the bytes themselves.
-Piece: TypeAlias = "tuple[_native.Archive | None, list[tuple[Where, int]]]"
+# Part of an object that has many, its form and where its bytes are: an archive and (where, length) of each of
+# its records, a frame and where its open record is, or None and (where, length) of the bytes themselves.
+Piece: TypeAlias = "tuple[_native.Archive | _native.Frame | None, Where | list[tuple[Where, int]]]"
 
 # An object among those that are written together: name, kind, and as a piece.
 Object: TypeAlias = "tuple[str, str, _native.Archive | None, list[tuple[Where, int]]]"

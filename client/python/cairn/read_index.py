@@ -65,6 +65,7 @@ _MAGIC = b"CAIRNIDX"
 _VERSION = 1
 _HEAD = struct.Struct("<8sII")  # magic, version, CRC-32 of all that follows
 _NUMBERS = struct.Struct("<QIIQQQQQ")  # length and CRC-32 of .metadata, 0, and the numbers below
+_CONTENT_CRC = 8  # where it stands in these
 _COLUMNS = 6  # of a name
 _OBJECT = -1
 
@@ -79,7 +80,7 @@ class _Unusual(Exception):
 def encode(metadata: Metadata, content: bytes) -> bytes | None:
     """The index of a Metadata whose pickle is `content`. None: the format cannot hold it, and its readers
     take `.metadata`."""
-    if numpy is None or type(metadata) is not Metadata:
+    if numpy is None or not isinstance(metadata, Metadata):
         return None
     try:
         return _Encoder(metadata).index(content)
@@ -87,6 +88,14 @@ def encode(metadata: Metadata, content: bytes) -> bytes | None:
         return (
             None  # another planner's or storage's values in it; a save does not fail for its index
         )
+
+
+def sign(index: bytearray, content_crc: int) -> None:
+    """Makes an index whose bytes were changed, without a change of lengths, the one of a `.metadata` of the
+    same length with that CRC-32."""
+    struct.pack_into("<I", index, _HEAD.size + _CONTENT_CRC, content_crc)
+    body = memoryview(index)[_HEAD.size :]
+    _HEAD.pack_into(index, 0, _MAGIC, _VERSION, zlib.crc32(body))
 
 
 class _Encoder:
@@ -448,7 +457,9 @@ def _filled(name: str) -> Callable[..., Any]:
     of_dict = getattr(dict, name)
 
     def method(self: StorageData, *arguments: Any, **more: Any) -> Any:
-        self._fill()
+        for one in (self, *arguments):
+            if isinstance(one, StorageData):
+                one._fill()
         return of_dict(self, *arguments, **more)
 
     method.__name__ = name
@@ -482,6 +493,11 @@ class IndexedPlanner(DefaultLoadPlanner):
         return LoadPlan(planning.items)
 
 
+# The number of a local chunk, and of each saved one that overlaps it: its number, where it begins, and dest
+# offsets, storage offsets and lengths.
+_Overlaps = tuple[int, list[tuple[int, torch.Size, torch.Size, torch.Size, torch.Size]]]
+
+
 class _Planning:
     """The read items of one local plan. What is equal is made once: a plan has many thousands of items, and
     it is the objects in them that cost."""
@@ -490,6 +506,7 @@ class _Planning:
         self.items: list[ReadItem] = []
         self._chunks: dict[Any, list[ChunkStorageMetadata]] = {}
         self._sizes: dict[tuple[int, ...], torch.Size] = {}
+        self._overlaps: dict[Any, list[_Overlaps]] = {}
 
     def add(self, name: str, value: Any, saved: Any) -> None:
         is_tensor = isinstance(saved, TensorStorageMetadata)
@@ -516,21 +533,44 @@ class _Planning:
     def _add_overlaps(
         self, name: str, saved: _Tensor, local_chunks: list[ChunkStorageMetadata]
     ) -> None:
-        """As stock's `create_read_items_for_chunk_list`, in its order: by where the local chunk begins, then
-        by where the saved one ends, along the longest dimension."""
+        """As stock's `create_read_items_for_chunk_list`, in its order."""
         if not local_chunks or not saved.count:
             return
         offsets, sizes = saved.boxes()
+        local = tuple((chunk.offsets, chunk.sizes) for chunk in local_chunks)
+        # The layers of a model are cut alike.
+        key = (local, offsets.shape, offsets.tobytes(), sizes.tobytes())
+        found = self._overlaps.get(key)
+        if found is None:
+            found = self._overlaps[key] = self._find_overlaps(offsets, sizes, local)
+        add = self.items.append
+        for number, overlaps in found:
+            dest_index = MetadataIndex(name, local[number][0], number)
+            for saved_number, start, dest, storage, length in overlaps:
+                add(
+                    ReadItem(
+                        type=LoadItemType.TENSOR,
+                        dest_index=dest_index,
+                        dest_offsets=dest,
+                        storage_index=MetadataIndex(name, start, saved_number),
+                        storage_offsets=storage,
+                        lengths=length,
+                    )
+                )
+
+    def _find_overlaps(self, offsets: Any, sizes: Any, chunks: tuple[Any, ...]) -> list[_Overlaps]:
+        """By where the local chunk begins, then by where the saved one ends, along the longest dimension."""
         ends = offsets + sizes
         dimensions = offsets.shape[1]
-        local = numpy.array([(*chunk.offsets, *chunk.sizes) for chunk in local_chunks], "<i8")
-        local = local.reshape(len(local_chunks), 2, dimensions)
+        local = numpy.array([(*begin, *size) for begin, size in chunks], "<i8")
+        local = local.reshape(len(chunks), 2, dimensions)
         local_ends = local[:, 0] + local[:, 1]
-        longest, order = 0, list(range(len(local_chunks)))
+        longest, order = 0, list(range(len(chunks)))
         if dimensions > 1:
             longest = int(numpy.maximum(ends.max(axis=0), local_ends.max(axis=0)).argmax())
         if dimensions and len(order) > 1:
             order.sort(key=local[:, 0, longest].tolist().__getitem__)
+        made: list[_Overlaps] = []
         for number in order:
             begin, end = local[number, 0], local_ends[number]
             found = ((begin < ends) & (offsets < end)).all(axis=1).nonzero()[0]
@@ -538,37 +578,10 @@ class _Planning:
                 found = found[ends[found, longest].argsort(kind="stable")]
             starts = offsets[found]
             first = numpy.maximum(starts, begin)
-            self._add_items(
-                name,
-                MetadataIndex(name, local_chunks[number].offsets, number),
-                found.tolist(),
-                starts.tolist(),
-                (first - begin).tolist(),
-                (first - starts).tolist(),
-                (numpy.minimum(ends[found], end) - first).tolist(),
-            )
-
-    def _add_items(
-        self,
-        name: str,
-        dest_index: MetadataIndex,
-        numbers: list[int],
-        *rows: list[
-            list[int]
-        ],  # for each: where the saved chunk is, dest offsets, storage offsets, lengths
-    ) -> None:
-        add, size = self.items.append, self._size
-        for number, start, dest, storage, length in zip(numbers, *rows, strict=True):
-            add(
-                ReadItem(
-                    type=LoadItemType.TENSOR,
-                    dest_index=dest_index,
-                    dest_offsets=size(dest),
-                    storage_index=MetadataIndex(name, size(start), number),
-                    storage_offsets=size(storage),
-                    lengths=size(length),
-                )
-            )
+            rows = [starts, first - begin, first - starts, numpy.minimum(ends[found], end) - first]
+            columns = [list(map(self._size, row.tolist())) for row in rows]
+            made.append((number, list(zip(found.tolist(), *columns, strict=True))))
+        return made
 
     def _size(self, values: list[int]) -> torch.Size:
         key = tuple(values)

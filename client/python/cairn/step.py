@@ -10,8 +10,7 @@ from typing import Any
 
 from cairn import _native, arguments, numpy_format, paths, torch_format
 from cairn.errors import Error, FailedPrecondition, InvalidArgument, is_callers_own
-from cairn.payload import Object, Payload, Piece
-
+from cairn.payload import Object, Payload
 
 _PAGE = 4096  # objects lie on pages
 
@@ -230,16 +229,17 @@ class Step:
         if writer is not None:
             writer.copy_beside(beside)
 
-    def _write_pieces(self, name: str, kind: str, pieces: list[Piece]) -> list[tuple[int, int]]:
-        """Writes one object of many pieces, and returns where in it each lies, as (offset, bytes); nothing
-        once the step has failed."""
+    def _write_pieces(self, name: str, kind: str, forms: list[Any], wheres: list[Any]) -> bytes:
+        """Writes one object of many pieces, of each its form and where its bytes are, and returns where in it
+        each lies: offset and length of the first, of the second, and so on, as little-endian integers of 64
+        bits. Nothing once the step has failed."""
         if self._writer is None:
-            return []
+            return b""
         try:
-            return self._writer.write_pieces(name, kind, pieces)
+            return self._writer.write_pieces(name, kind, forms, wheres)
         except Error as error:
             self._failed(error)
-            return []
+            return b""
 
     def __enter__(self) -> Step:
         return self.begin()

@@ -13,18 +13,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cairn import _native, device_memory, torch_format
-from cairn.payload import Piece, Where
+from cairn.payload import Piece
 
 _KEPT = 4096  # structures; each a few KiB
-
-
-class _Template(NamedTuple):
-    archive: _native.Archive
-    before: list[tuple[Where, int]]  # the records before the tensor's bytes
-    after: list[tuple[Where, int]]
-
-    def around(self, where: Where, length: int) -> Piece:
-        return self.archive, [*self.before, (where, length), *self.after]
 
 
 class Archived(NamedTuple):
@@ -32,7 +23,7 @@ class Archived(NamedTuple):
     keep: Any  # what its addresses point into
 
 
-_templates: collections.OrderedDict[Any, _Template] = collections.OrderedDict()
+_frames: collections.OrderedDict[Any, _native.Frame] = collections.OrderedDict()
 _mutex = threading.Lock()
 
 
@@ -53,13 +44,13 @@ def of_tensor(tensor: Any) -> Archived:
             tensor = tensor.cpu()
     else:
         where = None
-    template = _template_of(torch, tensor)
-    if template is None:
+    frame = _frame_of(torch, tensor)
+    if frame is None:
         return _of_any(tensor)
     length = tensor.numel() * tensor.element_size()
     if where is None:
         where = tensor.data_ptr() if length else 0
-    return Archived(template.around(where, length), tensor)
+    return Archived((frame, where), tensor)
 
 
 def is_dense(tensor: Any) -> bool:
@@ -76,37 +67,39 @@ def is_dense(tensor: Any) -> bool:
     return True
 
 
-def _template_of(torch: Any, tensor: Any) -> _Template | None:
+def _frame_of(torch: Any, tensor: Any) -> _native.Frame | None:
     key = (tensor.dtype, tuple(tensor.size()), tensor.stride())
     with _mutex:
-        found = _templates.get(key)
+        found = _frames.get(key)
         if found is not None:
-            _templates.move_to_end(key)
+            _frames.move_to_end(key)
             return found
-    made = _make_template(torch, *key)
+    made = _make_frame(torch, *key)
     if made is None:
         return None
     with _mutex:
-        _templates[key] = made
-        while len(_templates) > _KEPT:
-            _templates.popitem(last=False)
+        _frames[key] = made
+        while len(_frames) > _KEPT:
+            _frames.popitem(last=False)
     return made
 
 
-def _make_template(torch: Any, dtype: Any, size: Any, stride: Any) -> _Template | None:
+def _make_frame(torch: Any, dtype: Any, size: Any, stride: Any) -> _native.Frame | None:
     """None: this torch writes such a tensor otherwise than we know."""
     like = torch.empty_strided(size, stride, dtype=dtype)  # never touched
     payload = torch_format.encode(like)
-    records = payload.records
     length = like.numel() * like.element_size()
-    at = [i for i, (name, _, _) in enumerate(records or []) if name.endswith("/data/0")]
-    if records is None or len(at) != 1 or records[at[0]][2] != length:
+    records: list[tuple[str, int, bytes | None]] = []
+    for name, where, bytes_ in payload.records or []:
+        if name.endswith("/data/0") and bytes_ == length:
+            records.append((name, bytes_, None))
+        elif isinstance(where, bytes):
+            records.append((name, bytes_, where))
+        else:
+            return None
+    if [content for _, _, content in records].count(None) != 1:
         return None
-    return _Template(
-        _native.Archive([(name, bytes_) for name, _, bytes_ in records]),
-        [(where, bytes_) for _, where, bytes_ in records[: at[0]]],
-        [(where, bytes_) for _, where, bytes_ in records[at[0] + 1 :]],
-    )
+    return _native.Frame(records)
 
 
 def _of_any(obj: Any) -> Archived:

@@ -2,8 +2,10 @@
 
 #include <endian.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -12,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "client/cpp/shard_balance.h"
 #include "client/python/src/call.h"
 
@@ -51,6 +54,42 @@ class Held {
 };
 
 std::string Shown(PyObject* id) { return py::repr(py::handle(id)).cast<std::string>(); }
+
+// --- Python's objects, which lie all over the memory: what comes next is asked for so many shards before --
+
+constexpr size_t kAhead = 8;
+
+// The items of a tuple or a list, whose own head is at hand.
+void PrefetchItems(PyObject* items) {
+  if (!PyTuple_CheckExact(items) && !PyList_CheckExact(items)) return;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); ++i) {
+    __builtin_prefetch(PySequence_Fast_GET_ITEM(items, i));
+  }
+}
+
+// What a list points to, to ask for its items next.
+void PrefetchList(PyObject* list) {
+  if (PyList_CheckExact(list)) __builtin_prefetch(PySequence_Fast_ITEMS(list));
+}
+
+// Of an id that is a tuple and has its name first, the letters behind its head.
+void PrefetchText(PyObject* id) {
+  if (!PyTuple_CheckExact(id) || PyTuple_GET_SIZE(id) == 0) return;
+  __builtin_prefetch(reinterpret_cast<const char*>(PyTuple_GET_ITEM(id, 0)) + 64);
+}
+
+// The value of an int of one of Python's digits, which most are; -1: it is another, or no int.
+int64_t SmallInteger(PyObject* value) {
+  if (!PyLong_CheckExact(value)) return -1;
+  auto* const number = reinterpret_cast<PyLongObject*>(value);
+#if PY_VERSION_HEX >= 0x030C0000
+  return PyUnstable_Long_IsCompact(number) ? PyUnstable_Long_CompactValue(number) : -1;
+#else
+  const Py_ssize_t digits = Py_SIZE(number);
+  if (digits == 0) return 0;
+  return digits == 1 ? int64_t{number->ob_digit[0]} : -1;
+#endif
+}
 
 // --- the order of ids -------------------------------------------------------------------------------
 
@@ -92,55 +131,107 @@ bool AppendKey(PyObject* id, int depth, std::string* key) {
   return true;
 }
 
-// Orders ids as Python's `<` does. Raises what that raises.
+// Keys in the order of their bytes. Those that agree so far are told apart by the next eight bytes that are not the
+// same in all of them, which is a comparison of numbers.
+class KeySort {
+ public:
+  struct Key {
+    uint64_t head = 0;
+    size_t begin = 0;
+    size_t length = 0;
+    uint32_t shard = 0;
+  };
+
+  explicit KeySort(std::string_view text) : text_(text) {}
+
+  void Sort(absl::Span<Key> keys) const { Sort(keys, 0, 0); }
+
+ private:
+  static constexpr size_t kFew = 8;
+  static constexpr int kMostLevels = 32;  // of the stack
+
+  std::string_view Text(const Key& key) const { return text_.substr(key.begin, key.length); }
+
+  // `keys` have the same first bytes, `same` of them.
+  void Sort(absl::Span<Key> keys, size_t same, int level) const {
+    size_t shortest = keys.front().length;
+    for (const Key& key : keys) shortest = std::min(shortest, key.length);
+    if (keys.size() <= kFew || level == kMostLevels || shortest < same + sizeof(uint64_t)) {
+      std::sort(keys.begin(), keys.end(),
+                [this](const Key& a, const Key& b) { return Text(a) < Text(b); });
+      return;
+    }
+    size_t most = shortest - sizeof(uint64_t);  // where eight bytes are left
+    const char* const first = text_.data() + keys.front().begin;
+    for (const Key& key : keys.subspan(1)) {
+      const char* const other = text_.data() + key.begin;
+      most = static_cast<size_t>(std::mismatch(first + same, first + most, other + same).first -
+                                 first);
+    }
+    for (Key& key : keys) {
+      std::memcpy(&key.head, text_.data() + key.begin + most, sizeof(key.head));
+      key.head = be64toh(key.head);
+    }
+    std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.head < b.head; });
+    for (size_t begin = 0; begin < keys.size();) {
+      size_t end = begin + 1;
+      while (end < keys.size() && keys[end].head == keys[begin].head) ++end;
+      if (end - begin > 1) {
+        Sort(keys.subspan(begin, end - begin), most + sizeof(uint64_t), level + 1);
+      }
+      begin = end;
+    }
+  }
+
+  const std::string_view text_;
+};
+
+// Orders shards by their ids, as Python's `<` does. Raises what that raises.
 class IdOrder {
  public:
-  IdOrder(const std::vector<Named>* shards, Held* objects)
-      : shards_(shards), objects_(objects), keys_(shards->size()) {}
+  IdOrder(const std::vector<Named>* shards, Held* objects) : shards_(*shards), objects_(*objects) {}
 
-  bool Before(uint32_t a, uint32_t b) {
-    const Key& key_a = KeyOf(a);
-    const Key& key_b = KeyOf(b);
-    if (key_a.usable && key_b.usable) return Text(key_a) < Text(key_b);
-    objects_->Now();
-    const int less = PyObject_RichCompareBool((*shards_)[a].id, (*shards_)[b].id, Py_LT);
-    if (less < 0) throw py::error_already_set();
-    return less != 0;
+  void Sort(absl::Span<uint32_t> shards) const {
+    if (SortByKeys(shards)) return;
+    objects_.Now();
+    std::sort(shards.begin(), shards.end(), [this](uint32_t a, uint32_t b) {
+      const int less = PyObject_RichCompareBool(shards_[a].id, shards_[b].id, Py_LT);
+      if (less < 0) throw py::error_already_set();
+      return less != 0;
+    });
   }
 
  private:
-  struct Key {
-    bool made = false;
-    bool usable = false;
-    size_t begin = 0;
-    size_t end = 0;
-  };
-
-  // Made when first compared: most shards differ in what comes before the name.
-  const Key& KeyOf(uint32_t shard) {
-    Key& key = keys_[shard];
-    if (!key.made) {
-      key.made = true;
-      key.begin = text_.size();
-      key.usable = AppendKey((*shards_)[shard].id, 0, &text_);
-      key.end = text_.size();
+  // False: there are ids of other kinds among them.
+  bool SortByKeys(absl::Span<uint32_t> shards) const {
+    std::string text;
+    std::vector<KeySort::Key> keys;
+    keys.reserve(shards.size());
+    for (size_t i = 0; i < shards.size(); ++i) {
+      if (i + 3 * kAhead < shards.size()) {
+        __builtin_prefetch(shards_[shards[i + 3 * kAhead]].id);
+        PrefetchItems(shards_[shards[i + 2 * kAhead]].id);
+        PrefetchText(shards_[shards[i + kAhead]].id);
+      }
+      const size_t begin = text.size();
+      if (!AppendKey(shards_[shards[i]].id, 0, &text)) return false;
+      keys.push_back({0, begin, text.size() - begin, shards[i]});
     }
-    return key;
-  }
-  std::string_view Text(const Key& key) const {
-    return std::string_view(text_).substr(key.begin, key.end - key.begin);
+    KeySort(text).Sort(absl::MakeSpan(keys));
+    std::transform(keys.begin(), keys.end(), shards.begin(),
+                   [](const KeySort::Key& key) { return key.shard; });
+    return true;
   }
 
-  const std::vector<Named>* const shards_;
-  Held* const objects_;
-  std::vector<Key> keys_;
-  std::string text_;  // of all keys
+  const std::vector<Named>& shards_;
+  Held& objects_;
 };
 
 // --- what the dictionaries say ----------------------------------------------------------------------
 
 // A size or a rank: an int that fits, of the shard that an error names.
 int64_t IntegerOf(PyObject* value, const char* what, PyObject* id, Held* objects) {
+  if (const int64_t small = SmallInteger(value); small >= 0) return small;
   if (!PyLong_Check(value)) objects->Now();  // it takes __index__
   int overflow = 0;
   const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
@@ -177,16 +268,6 @@ void AddHolders(int32_t num_ranks, Named* shard, std::vector<int32_t>* holders, 
   }
 }
 
-// Python's objects lie all over the memory: what comes next is asked for ahead, so many shards before.
-constexpr size_t kAhead = 12;
-
-void PrefetchItems(PyObject* items) {
-  if (!PyTuple_CheckExact(items) && !PyList_CheckExact(items)) return;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); ++i) {
-    __builtin_prefetch(PySequence_Fast_GET_ITEM(items, i));
-  }
-}
-
 // Looks ids up in a dictionary, at no cost where it has them in the same order.
 class Sizes {
  public:
@@ -211,15 +292,18 @@ class Sizes {
   bool in_order_ = true;
 };
 
-py::dict Owners(const std::vector<Named>& named, const std::vector<client::ShardOfRank>& given) {
+py::dict Owners(const std::vector<Named>& named, const std::vector<client::ShardOfRank>& given,
+                int32_t num_ranks) {
+  std::vector<py::object> numbers(static_cast<size_t>(std::max(num_ranks, 0)));  // of ranks
   py::dict owners;
   for (size_t i = 0; i < given.size(); ++i) {
-    if (i + 2 * kAhead < given.size()) {
-      __builtin_prefetch(named[given[i + 2 * kAhead].shard].id);
-      PrefetchItems(named[given[i + kAhead].shard].id);
+    if (i + 3 * kAhead < given.size()) {  // the hash of an id is made of all that it holds
+      __builtin_prefetch(named[given[i + 3 * kAhead].shard].id);
+      PrefetchItems(named[given[i + 2 * kAhead].shard].id);
     }
-    const py::object owner = py::reinterpret_steal<py::object>(PyLong_FromLong(given[i].rank));
-    if (!owner || PyDict_SetItem(owners.ptr(), named[given[i].shard].id, owner.ptr()) != 0) {
+    py::object& number = numbers[static_cast<size_t>(given[i].rank)];
+    if (!number) number = py::reinterpret_steal<py::object>(PyLong_FromLong(given[i].rank));
+    if (!number || PyDict_SetItem(owners.ptr(), named[given[i].shard].id, number.ptr()) != 0) {
       throw py::error_already_set();
     }
   }
@@ -243,10 +327,11 @@ py::dict DistributeShards(const py::dict& shard_to_ranks, const py::dict& shard_
   const bool any_of_others = of_others && !of_others.is_none() && py::len(of_others) > 0;
   if (any_of_others) objects.Now();
   for (size_t i = 0; i < named.size(); ++i) {
-    if (i + 2 * kAhead < named.size()) {
-      __builtin_prefetch(named[i + 2 * kAhead].ranks);
-      __builtin_prefetch(named[i + kAhead].size);
+    if (i + 3 * kAhead < named.size()) {
+      __builtin_prefetch(named[i + 3 * kAhead].ranks);
+      PrefetchList(named[i + 2 * kAhead].ranks);
       PrefetchItems(named[i + kAhead].ranks);
+      __builtin_prefetch(named[i + kAhead].size);
     }
     Named& shard = named[i];
     AddHolders(num_ranks, &shard, &holders, &objects);
@@ -260,11 +345,11 @@ py::dict DistributeShards(const py::dict& shard_to_ranks, const py::dict& shard_
                     absl::MakeConstSpan(holders).subspan(shard.holders_begin, shard.holders),
                     shard.of_others});
   }
-  IdOrder order(&named, &objects);
-  auto given = client::BalanceShards(
-      held, num_ranks, [&order](uint32_t a, uint32_t b) { return order.Before(a, b); });
+  const IdOrder order(&named, &objects);
+  auto given = client::BalanceShards(held, num_ranks,
+                                     [&order](absl::Span<uint32_t> shards) { order.Sort(shards); });
   if (!given.ok()) Raise(given.status());
-  return Owners(named, *given);
+  return Owners(named, *given, num_ranks);
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <string_view>
+#include <tuple>
 
 #include "client/python/src/call.h"
 #include "client/python/src/values.h"
+#include "common/codec.h"
 
 namespace cairn::python {
 
@@ -14,14 +17,22 @@ using py::arg;
 
 namespace {
 
-// (where, length) each; how many there are.
+// (where, length) each; how many there are. A save of a large model adds a hundred thousand.
 size_t AddSources(const py::handle& sources, Sources* held) {
-  const auto list = py::cast<py::sequence>(sources);
-  for (const py::handle source : list) {
-    const auto pair = py::cast<py::tuple>(source);
-    held->Add(pair[0], pair[1].cast<uint64_t>());
+  const auto list =
+      py::reinterpret_steal<py::object>(PySequence_Fast(sources.ptr(), "sources: no sequence"));
+  if (!list) throw py::error_already_set();
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.ptr()); ++i) {
+    PyObject* const pair = PySequence_Fast_GET_ITEM(list.ptr(), i);
+    if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
+      throw py::type_error("source: wanted is (where, length)");
+    }
+    const auto where = py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(pair, 0));
+    const uint64_t length = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(pair, 1));
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    held->Add(where, length);
   }
-  return list.size();
+  return static_cast<size_t>(PySequence_Fast_GET_SIZE(list.ptr()));
 }
 
 const ZipPlan* PlanOf(const py::handle& archive) {
@@ -118,35 +129,54 @@ void PyStep::WriteZip(const std::string& name, const std::string& kind,
   });
 }
 
-std::vector<std::pair<uint64_t, uint64_t>> PyStep::WritePieces(const std::string& name,
-                                                               const std::string& kind,
-                                                               const py::sequence& pieces) {
+py::bytes PyStep::WritePieces(const std::string& name, const std::string& kind,
+                              const py::list& forms, const py::list& wheres) {
   const ObjectKind object_kind = KindArgument(kind);
+  const size_t count = forms.size();
+  if (wheres.size() != count) throw py::value_error("wheres: another number than of forms");
   Sources held;
-  std::vector<std::pair<const ZipPlan*, size_t>> planned;  // and how many sources
-  planned.reserve(pieces.size());
-  std::vector<py::object> archives;  // whose plans are used
-  for (const py::handle item : pieces) {
-    const auto piece = py::cast<py::tuple>(item);
-    archives.push_back(piece[0]);
-    const ZipPlan* const plan = PlanOf(piece[0]);
-    planned.emplace_back(plan, AddSources(piece[1], &held));
+  std::vector<client::Piece> list;
+  std::vector<size_t> sources;   // how many each has
+  std::vector<py::object> used;  // archives and frames
+  list.reserve(count);
+  sources.reserve(count);
+  const py::handle frame_type = py::type::of<ZipFrame>();
+  for (size_t i = 0; i < count; ++i) {
+    const auto form =
+        py::reinterpret_borrow<py::object>(PyList_GetItem(forms.ptr(), static_cast<Py_ssize_t>(i)));
+    const auto where = py::reinterpret_borrow<py::object>(
+        PyList_GetItem(wheres.ptr(), static_cast<Py_ssize_t>(i)));
+    if (!form || !where) throw py::error_already_set();
+    const bool again = !used.empty() && form.is(used.back());
+    if (!again) used.push_back(form);
+    if (!py::type::handle_of(form).is(frame_type)) {
+      list.push_back({PlanOf(form), {}, nullptr});
+      sources.push_back(AddSources(where, &held));
+      continue;
+    }
+    const ZipFrame* const frame = again ? list.back().frame : form.cast<const ZipFrame*>();
+    list.push_back({nullptr, {}, frame});
+    held.Add(where, frame->open_length());
+    sources.push_back(1);
+  }
+  absl::Span<const client::Source> left = held.span();
+  for (size_t i = 0; i < count; ++i) {
+    list[i].sources = left.subspan(0, sources[i]);
+    left.remove_prefix(sources[i]);
   }
   StepWriter* const writer = Get();
-  const std::vector<client::PiecePlace> places = Call([&] {
-    std::vector<client::Piece> list;
-    list.reserve(planned.size());
-    absl::Span<const client::Source> left = held.span();
-    for (const auto& [plan, sources] : planned) {
-      list.push_back({plan, left.subspan(0, sources)});
-      left.remove_prefix(sources);
+  std::string places;
+  Call([&]() -> Status {
+    CAIRN_ASSIGN_OR_RETURN(const std::vector<client::PiecePlace> found,
+                           writer->WritePieces(name, object_kind, list));
+    places.reserve(found.size() * 2 * sizeof(uint64_t));
+    for (const auto& [offset, length] : found) {
+      AppendInteger<uint64_t>(&places, offset);
+      AppendInteger<uint64_t>(&places, length);
     }
-    return writer->WritePieces(name, object_kind, list);
+    return absl::OkStatus();
   });
-  std::vector<std::pair<uint64_t, uint64_t>> found;
-  found.reserve(places.size());
-  for (const auto& [offset, length] : places) found.emplace_back(offset, length);
-  return found;
+  return places;
 }
 
 void PyStep::SetAside(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s) {
@@ -214,12 +244,35 @@ ZipPlan MakeArchive(const std::vector<std::pair<std::string, uint64_t>>& records
   return Call([&] { return ZipPlan::Make(std::move(list)); });
 }
 
+// (path in the archive, length, bytes or None) each; without bytes is the open one.
+ZipFrame MakeFrame(const std::vector<std::tuple<std::string, uint64_t, py::object>>& records) {
+  std::vector<ZipRecord> list;
+  std::vector<absl::string_view> contents;
+  size_t open = records.size();
+  for (const auto& [name, length, content] : records) {
+    if (content.is_none() && open < records.size()) {
+      throw py::value_error("records: two without bytes");
+    }
+    if (content.is_none()) open = list.size();
+    list.push_back({name, length});
+    const auto bytes = content.is_none() ? std::string_view() : content.cast<std::string_view>();
+    contents.emplace_back(bytes.data(), bytes.size());
+  }
+  return Call([&]() -> StatusOr<ZipFrame> {
+    CAIRN_ASSIGN_OR_RETURN(const ZipPlan plan, ZipPlan::Make(std::move(list)));
+    return ZipFrame::Make(plan, contents, open);
+  });
+}
+
 }  // namespace
 
 void DefineStep(py::module_& module) {
   py::class_<ZipPlan>(module, "Archive")
       .def(py::init(&MakeArchive), arg("records"))
       .def_property_readonly("minimum_length", &ZipPlan::MinimumLength);
+  py::class_<ZipFrame>(module, "Frame")
+      .def(py::init(&MakeFrame), arg("records"))
+      .def_property_readonly("length", &ZipFrame::length);
   py::class_<PyWriting, std::shared_ptr<PyWriting>>(module, "Writing")
       .def("wait", &PyWriting::Wait, arg("timeout"))
       .def("hurry", &PyWriting::Hurry)
@@ -227,7 +280,8 @@ void DefineStep(py::module_& module) {
   py::class_<PyStep>(module, "Step")
       .def("write", &PyStep::Write, arg("name"), arg("kind"), arg("sources"))
       .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
-      .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("pieces"))
+      .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("forms"),
+           arg("wheres"))
       .def("set_aside", &PyStep::SetAside, arg("objects"), arg("bytes"), arg("name_bytes"),
            arg("patience"))
       .def("reserve", &PyStep::Reserve, arg("name"), arg("kind"), arg("length"))

@@ -64,10 +64,11 @@ class PyStep {
   void Write(const std::string& name, const std::string& kind, const py::sequence& sources);
   // records: (path in the archive, where, length) each.
   void WriteZip(const std::string& name, const std::string& kind, const py::sequence& records);
-  // pieces: (archive or None, its records' or its own (where, length)) each. Returns their (offset, length).
-  std::vector<std::pair<uint64_t, uint64_t>> WritePieces(const std::string& name,
-                                                         const std::string& kind,
-                                                         const py::sequence& pieces);
+  // Of each piece its form, an archive, a frame or None, and where its bytes are: (where, length) of each of the archive's
+  // records, `where` alone of the frame's open record, (where, length) of all there is. Returns the pieces' offsets and
+  // lengths in turn, as little-endian integers of 64 bits.
+  py::bytes WritePieces(const std::string& name, const std::string& kind, const py::list& forms,
+                        const py::list& wheres);
   // Of objects that are written next. Raises RESOURCE_EXHAUSTED when there is no room within so many seconds.
   void SetAside(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s);
   // Memory of an object that the caller fills until it is sealed, or this ends.
