@@ -271,6 +271,17 @@ def test_what_is_no_step_to_write_is_refused(
         c.latest()
 
 
+def test_one_that_saves_alone_as_one_of_several_is_told(node: Node) -> None:
+    """Else its step would lack the others for good, and nobody would say so."""
+    state = {"w": torch.ones(3)}
+    with cairn.connect(job="one-of-two", rank=0, world_size=2, attempt=5, socket=node.socket) as c:
+        with pytest.raises(stock.CheckpointException, match="1 save, and the Writer is one of 2"):
+            stock.save(state, checkpoint_id="1", storage_writer=cairn.dcp.Writer(c), no_dist=True)
+        alone = cairn.dcp.Writer(c, alone=True)
+        stock.save(state, checkpoint_id="2", storage_writer=alone, no_dist=True)
+        assert c.latest().step == 2
+
+
 def test_a_failure_while_writing_leaves_the_step_absent(c: cairn.Connection) -> None:
     save(c, model(1), 1)
 

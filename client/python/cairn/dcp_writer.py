@@ -204,6 +204,12 @@ class Writer(StorageWriter, AsyncStager):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         with self._dropping_what_fails():
             part = self._entered()
+            writers = self._connection.world_size if self._among is None else self._among[0]
+            if len(results) != writers and not self._rank_metadata:
+                raise InvalidArgument(
+                    f"no_dist, process_group: {len(results)} save, and the Writer is one of {writers}: give "
+                    "it alone=True, or the process_group"
+                )
             name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
             storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
             content, index = kept_saves.finish(metadata, results, storage_meta, self._beside_plan)
