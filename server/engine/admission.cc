@@ -19,6 +19,7 @@ constexpr absl::string_view kNotGivenUp =
     "a consumer has not given up standing mappings within 10 s";
 constexpr int kFailedMakes = 3;
 constexpr size_t kNamedHolders = 8;
+constexpr uint64_t kLittleBesideRoom = 16;
 // Of one user's steps that wait so many are looked at, each time that there may be memory.
 constexpr int kTriesInVain = 64;
 constexpr int kRefusalsLogged = 20;  // in a second
@@ -388,11 +389,13 @@ SlabRecord* Admission::TakeReady(const Job& job, SessionId session, uint64_t byt
 
 // Whoever saves keeps mapped what he gets, and may save nothing more for a long time: what replicas will want he gets only
 // while no older step of the job can go instead.
-bool Admission::LeavesRoomForReplicas(uint64_t bytes) const {
+bool Admission::LeavesRoomForReplicas(uint64_t bytes, uint64_t claimed) const {
   const uint64_t room = room_for_replicas_();
+  // For what is little beside that no step is given up: its slab would be of use, and its other memory lie idle.
+  if (bytes < room / kLittleBesideRoom) return true;
   const uint64_t left =
       ledger_.UnusedBudget() + ledger_.bytes_in(SlabState::kFree) + ledger_.idle_unmapped_bytes();
-  return room == 0 || left >= bytes + room;
+  return room == 0 || left >= claimed + bytes + room;
 }
 
 uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed) {
@@ -411,7 +414,7 @@ uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed)
       // would have to be unmapped before another of the job's writers got it.
       eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kGarbage);
       slab = ledger_.TakeOwn(need.bytes, OwnerOf(*job), session);
-      if (slab == nullptr && !LeavesRoomForReplicas(claimed + bytes)) {
+      if (slab == nullptr && !LeavesRoomForReplicas(bytes, claimed)) {
         eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kOwes);
       }
       if (slab == nullptr) slab = TakeReady(*job, session, need.bytes);

@@ -132,7 +132,7 @@ class Admission : public Waitlist, public StepWatcher {
   void ServeOne(RequestId request, uint64_t* claimed);
   SlabRecord* TakeReady(const Job& job, SessionId session, uint64_t bytes);
   // Finds or makes a slab for each need; the bytes of those that have none.
-  bool LeavesRoomForReplicas(uint64_t bytes) const;
+  bool LeavesRoomForReplicas(uint64_t bytes, uint64_t claimed) const;
   uint64_t Assign(RequestId request, bool affordable, uint64_t claimed);
   void Grant(RequestId request);
   void Consume(Checkpoint* checkpoint, uint64_t bytes);

@@ -166,3 +166,26 @@ def test_memory_of_two_steps_on_each_node_is_enough_to_go_on() -> None:
                 r[rank].save(writer, step, part_bytes=part, timeout_ms=30_000)
         r[0].wait_replicated(JOB, 8)
         assert r[0].loads(JOB, 8, 2, part_bytes=part)
+
+
+def test_a_writer_that_saved_fast_and_then_nothing_leaves_room_for_replicas() -> None:
+    """R30: its neighbour's newest step is replicated though it makes no further call."""
+    part = 3 * MIB
+    with ring(2, budget=6 * 4 * MIB, options=("--memory.replicas=9MiB",)) as r:
+        attempt = attempt_number()
+        ranks = [r[rank].writer(JOB, attempt, rank, 2) for rank in range(2)]
+
+        def save(step: int) -> None:
+            for rank, writer in enumerate(ranks):
+                r[rank].save(writer, step, part_bytes=part, timeout_ms=60_000)
+
+        save(1)
+        save(2)
+        r[0].wait_replicated(JOB, 2)
+        for rank in range(2):
+            r.rate(rank, 1)  # a step takes longer than many saves
+        for step in range(3, 9):
+            save(step)
+        for rank in range(2):
+            r.rate(rank, 0)
+        r[0].wait_replicated(JOB, 8)
