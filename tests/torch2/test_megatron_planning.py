@@ -93,12 +93,13 @@ for seed in range(25):
         of_ranks = [None] * world
         dist.all_gather_object(of_ranks, list(found.main_rank_for_shard.items()))
         assert of_ranks == [of_ranks[0]] * world
-        # Ranks that have what they hold in another order.
-        shuffled = list(state.values())
-        random.Random(seed + 100 * rank).shuffle(shuffled)
-        again = planning.uniform_distribution(shuffled, dist.group.WORLD, ignore_groups)
-        assert list(again.main_rank_for_shard.items()) == list(found.main_rank_for_shard.items())
-        assert again.shards_in_this_group == found.shards_in_this_group
+        # Ranks that have what they hold, each shard once, in another order.
+        held = list({(t.key, t.global_offset): t for t in state.values()}.values())
+        once = planning.uniform_distribution(held, dist.group.WORLD, ignore_groups)
+        random.Random(seed + 100 * rank).shuffle(held)
+        again = planning.uniform_distribution(held, dist.group.WORLD, ignore_groups)
+        assert again.main_rank_for_shard == once.main_rank_for_shard
+        assert again.shards_in_this_group == once.shards_in_this_group
 alone = dist.new_group([rank], use_local_synchronization=True)
 assert planning.uniform_distribution(state.values(), alone) is None
 assert theirs.determine_main_replica_uniform_distribution(state, alone) is None

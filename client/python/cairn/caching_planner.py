@@ -376,6 +376,8 @@ class CachingPlanner(DefaultSavePlanner):
                 f"planner: {len(all_plans)} plans of a group of {self._ranks.get_world_size()}; it wants the "
                 "process_group that saves, and alone=True with no_dist or without collectives"
             )
+        if not all(_is(_Name, plan) or _is(_Local, plan) for plan in all_plans):
+            raise InvalidArgument("planner: the ranks of a save have different ones")
         names = [plan.planner_data for plan in all_plans if _is(_Name, plan)]
         if not names:
             return self._plan_in_full(all_plans)
@@ -416,8 +418,6 @@ class CachingPlanner(DefaultSavePlanner):
         return dataclasses.replace(plan, planner_data=_Local(plan.planner_data, self._can_be_kept))
 
     def _plan_in_full(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        if not all(_is(_Local, plan) for plan in all_plans):
-            raise InvalidArgument("planner: the ranks of a save have different ones")
         can_be_kept = all(plan.planner_data.can_be_kept for plan in all_plans)
         plans, metadata = super().create_global_plan(
             [_with_data(plan, plan.planner_data.planner_data) for plan in all_plans]
