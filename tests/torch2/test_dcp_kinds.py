@@ -275,7 +275,9 @@ def test_a_tensor_of_more_than_four_gibibytes_is_saved_and_any_part_of_it_loaded
         big = torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
         big[:, 0] = torch.arange(ROWS)
         small = {"a": torch.arange(1000), "z": torch.arange(1000) * 3}
-        metadata = cairn.dcp.save({"a": small["a"], "big": big, "z": small["z"]}, c, 1, no_dist=True)
+        metadata = cairn.dcp.save(
+            {"a": small["a"], "big": big, "z": small["z"]}, c, 1, no_dist=True
+        )
         offsets = {index.fqn: place.offset for index, place in metadata.storage_data.items()}
         assert max(offsets.values()) > 4 * GIB, offsets
         del big
