@@ -1,4 +1,7 @@
-"""cairn.dcp over several ranks: each a process of a gloo group."""
+"""cairn.dcp over several ranks: each a process of a gloo group.
+
+One file: each case is a few lines of what the ranks do, in the words at the top.
+"""
 
 from __future__ import annotations
 

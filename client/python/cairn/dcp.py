@@ -274,6 +274,7 @@ def save(
         writer._drop()  # of a save that failed elsewhere
 
 
+# One function: most of it says what each argument means.
 def async_save(
     state_dict: dict[str, Any],
     connection: Connection,
