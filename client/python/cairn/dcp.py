@@ -13,6 +13,8 @@ or with DCP's own functions, where a checkpoint_id names the step:
 
 What is saved is what stock DCP writes: once persisted, the step is a folder that FileSystemReader reads. The
 planner, resharding included, is DCP's own. Needs torch 2.
+
+One file: all that a user calls, over what the modules beside it do.
 """
 
 from __future__ import annotations
