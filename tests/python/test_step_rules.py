@@ -334,6 +334,7 @@ def test_the_environment_fills_in(monkeypatch: pytest.MonkeyPatch) -> None:
         "fence": False,
         "run": "",
         "restart": -1,
+        "process": b"",
     }
 
 
