@@ -635,6 +635,7 @@ void Handler::Abort(CallId id, wire::Cairn_abort_args& args) {
   abort.caller = Caller();
   abort.part = PartOf(args.request);
   abort.world_size = args.request.world_size;
+  if (abort.world_size != 0) OrThrow(ValidateWorld(args.request.writer, abort.world_size));
   Tell<wire::Cairn_abort_result>(id, std::move(abort));
 }
 

@@ -224,6 +224,12 @@ def test_a_writer_outside_its_world_is_refused(writer: Raw, world: dict[str, int
     refuses(INVALID_ARGUMENT, writer.create, 1, {"a": 1}, **world)
 
 
+def test_what_is_given_up_has_a_world_too(writer: Raw) -> None:
+    for of, world_size in ((0, -3), (2, 2), (0, (1 << 20) + 1)):
+        request = ttypes.AbortRequest(1, writer.attempt, 0, of, world_size)
+        assert "world_size" in refuses(INVALID_ARGUMENT, writer.change, "abort", request)
+
+
 def test_a_negative_revision_is_refused(writer: Raw) -> None:
     assert "revision" in refuses(INVALID_ARGUMENT, writer.create, 1, {"a": 1}, revision=-1)
 
