@@ -19,7 +19,7 @@ constexpr absl::string_view kNotGivenUp =
     "a consumer has not given up standing mappings within 10 s";
 constexpr int kFailedMakes = 3;
 constexpr size_t kNamedHolders = 8;
-constexpr uint64_t kLittleBesideRoom = 16;
+constexpr uint64_t kLittleBesideRoom = 16;  // one part in so many
 // Of one user's steps that wait so many are looked at, each time that there may be memory.
 constexpr int kTriesInVain = 64;
 constexpr int kRefusalsLogged = 20;  // in a second
@@ -387,15 +387,34 @@ SlabRecord* Admission::TakeReady(const Job& job, SessionId session, uint64_t byt
   return ledger_.TakeUnmapped(bytes, OwnerOf(job));
 }
 
-// Whoever saves keeps mapped what he gets, and may save nothing more for a long time: what replicas will want he gets only
-// while no older step of the job can go instead.
-bool Admission::LeavesRoomForReplicas(uint64_t bytes, uint64_t claimed) const {
-  const uint64_t room = room_for_replicas_();
-  // For what is little beside that no step is given up: its slab would be of use, and its other memory lie idle.
-  if (bytes < room / kLittleBesideRoom) return true;
-  const uint64_t left =
-      ledger_.UnusedBudget() + ledger_.bytes_in(SlabState::kFree) + ledger_.idle_unmapped_bytes();
-  return room == 0 || left >= claimed + bytes + room;
+// Whoever saves keeps mapped what he has got, and is told what to unmap with the answer to his next create alone. What he is
+// told already counts as free.
+uint64_t Admission::LackOfReplicas(SessionId session, uint64_t claimed) const {
+  const uint64_t wanted = room_for_replicas_() + claimed;
+  const uint64_t coming = ledger_.UnusedBudget() + ledger_.bytes_in(SlabState::kFree) +
+                          ledger_.bytes_in(SlabState::kDying) + ledger_.idle_unmapped_bytes() +
+                          ledger_.probing_bytes() + ledger_.retired_of(session).bytes;
+  return room_for_replicas_() == 0 ? 0 : wanted - std::min(wanted, coming);
+}
+
+// A slab that is there. Before it takes the room of replicas, and where they lack room, an older step of the job is given up.
+SlabRecord* Admission::TakeBesideReplicas(Job* job, SessionId session, Writer writer, uint64_t need,
+                                          uint64_t claimed) {
+  // For what is little beside their room no step is given up: most of its memory would be of no use.
+  const bool counts = need >= room_for_replicas_() / kLittleBesideRoom;
+  const auto give_up = [&] {
+    return eviction_.Recycle(job, session, writer, need, EvictClass::kOwes);
+  };
+  SlabRecord* slab = ledger_.TakeOwn(need, OwnerOf(*job), session);
+  if (slab == nullptr && counts && LackOfReplicas(session, claimed + SlabBytesFor(need)) > 0 &&
+      give_up()) {
+    slab = ledger_.TakeOwn(need, OwnerOf(*job), session);
+  }
+  if (slab == nullptr) slab = TakeReady(*job, session, need);
+  uint64_t lack = slab != nullptr && counts ? LackOfReplicas(session, claimed) : 0;
+  lack -= std::min(lack, ledger_.RetireMore(session, {lack, 0}).bytes);
+  if (lack > 0 && give_up()) ledger_.RetireMore(session, {lack, 0});
+  return slab;
 }
 
 uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed) {
@@ -413,11 +432,7 @@ uint64_t Admission::Assign(RequestId request, bool affordable, uint64_t claimed)
       // A step that will never be complete is of use to nobody, and what this session maps of it
       // would have to be unmapped before another of the job's writers got it.
       eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kGarbage);
-      slab = ledger_.TakeOwn(need.bytes, OwnerOf(*job), session);
-      if (slab == nullptr && !LeavesRoomForReplicas(bytes, claimed)) {
-        eviction_.Recycle(job, session, waiting.writer, need.bytes, EvictClass::kOwes);
-      }
-      if (slab == nullptr) slab = TakeReady(*job, session, need.bytes);
+      slab = TakeBesideReplicas(job, session, waiting.writer, need.bytes, claimed);
       const bool has_share = eviction_.HasShare(*job, bytes, 1);
       if (slab == nullptr && has_share) {
         slab = ledger_.TakeMaking(need.bytes, job->owner->uid);

@@ -131,8 +131,10 @@ class Admission : public Waitlist, public StepWatcher {
   void ReserveMore(Checkpoint* checkpoint, uint64_t wanted);
   void ServeOne(RequestId request, uint64_t* claimed);
   SlabRecord* TakeReady(const Job& job, SessionId session, uint64_t bytes);
+  uint64_t LackOfReplicas(SessionId session, uint64_t claimed) const;
+  SlabRecord* TakeBesideReplicas(Job* job, SessionId session, Writer writer, uint64_t need,
+                                 uint64_t claimed);
   // Finds or makes a slab for each need; the bytes of those that have none.
-  bool LeavesRoomForReplicas(uint64_t bytes, uint64_t claimed) const;
   uint64_t Assign(RequestId request, bool affordable, uint64_t claimed);
   void Grant(RequestId request);
   void Consume(Checkpoint* checkpoint, uint64_t bytes);

@@ -177,6 +177,34 @@ TEST_F(IdleWriter, LeavesRoomForTheReplicaOfTheNextStep) {
   ASSERT_EQ(fetches.size(), 1u) << WhyNot(PartOfOther(2));
 }
 
+// Nothing could be given up while it grew, for the home had not said yet what is complete.
+TEST_F(IdleWriter, GivesBackAtItsNextSaveWhatTheReplicaLacks) {
+  const SessionId writer = OneOfTwo(1);
+  Save(writer, 1, {{"model", kStep}});
+  Replicate(PartOfOther(1), 2, kStep);
+  Complete(1, /*replicas=*/1);
+  verdict.protect = verdict.latest = CheckpointId{1, 1, 0};
+  verdict.target = CheckpointId{2, 1, 0};
+  Hear();
+  for (Step step = 2; step <= 6; ++step) Save(writer, step, {{"model", kStep}});
+  for (Step step = 2; step <= 6; ++step) Complete(step);
+  verdict.latest = CheckpointId{6, 1, 0};
+  Hear();
+  const Manifest wanted = ManifestOf(PartOfOther(2), 2, kStep);
+  Want(wanted, PartOfOther(2), kStep, /*target=*/true);
+  EXPECT_TRUE(fetches.empty()) << "it has six steps";
+  for (Step step = 7; step <= 8; ++step) {
+    Save(writer, step, {{"model", kStep}});
+    Complete(step);
+    verdict.latest = CheckpointId{step, 1, 0};
+    Hear();
+    Advance(kNanosPerSecond);
+    Hear();
+  }
+  EXPECT_EQ(fetches.size(), 1u) << WhyNot(PartOfOther(2));
+  EXPECT_TRUE(Holds(1) && Holds(2) && Holds(8)) << "protected, target and newest";
+}
+
 // --- memory of fetches that have ended
 
 TEST_F(StepsOf16, OneThatItsSourceCouldNotFinishLeavesItsMemoryToTheJobsNext) {
