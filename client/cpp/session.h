@@ -142,12 +142,14 @@ class StepWriter {
     const ZipPlan* plan = nullptr;  // as of WriteZip, whose records the sources then are
   };
   virtual Status WriteMany(absl::Span<const Item> items) = 0;
-  // Enters the step at the node, and sets memory aside for objects of so many bytes that are written next, with names of
-  // so many. RESOURCE_EXHAUSTED: there is none within `patience`, and this revision of the step is refused.
+  // Enters the step at the node, and sets memory aside for objects that are written next.
+  // RESOURCE_EXHAUSTED: there is none within `patience`, and this revision of the step is refused.
   struct Room {
     size_t objects = 0;
-    uint64_t bytes = 0;
-    uint64_t name_bytes = 0;
+    uint64_t bytes = 0;       // each object's in whole pages
+    uint64_t name_bytes = 0;  // of all names together
+
+    void Add(uint64_t length, size_t name_length);
   };
   virtual Status SetAside(const Room& room, absl::Duration patience) = 0;
 

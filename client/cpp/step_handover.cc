@@ -18,13 +18,7 @@ StatusOr<std::string> StepWriterImpl::HandOver() {
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
     CAIRN_RETURN_IF_ERROR(SealReserved(std::exchange(reserved_, {})));
-    wire::CommitRequest request;
-    request.step = identity_.step;
-    request.attempt = identity_.attempt;
-    request.revision = identity_.revision;
-    request.writer = identity_.writer;
-    request.world_size = identity_.world_size;
-    request.seals = std::move(seals_);
+    const wire::CommitRequest request = TakeSeals();
     const auto memory = std::make_shared<TMemoryBuffer>();
     TBinaryProtocol protocol(memory);
     request.write(&protocol);

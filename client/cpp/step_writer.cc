@@ -298,12 +298,15 @@ size_t StepWriterImpl::EndOfCreate(const std::vector<Pending>& objects, size_t b
   return end;
 }
 
+void StepWriter::Room::Add(uint64_t length, size_t name_length) {
+  ++objects;
+  bytes += (length + kPageBytes - 1) / kPageBytes * kPageBytes;
+  name_bytes += name_length;
+}
+
 StepWriter::Room StepWriterImpl::Sum(absl::Span<const Pending> objects) {
-  Room sum{.objects = objects.size()};
-  for (const Pending& object : objects) {
-    sum.bytes += (object.layout.length() + kPageBytes - 1) / kPageBytes * kPageBytes;
-    sum.name_bytes += object.name.size();
-  }
+  Room sum;
+  for (const Pending& object : objects) sum.Add(object.layout.length(), object.name.size());
   return sum;
 }
 
@@ -493,18 +496,23 @@ void StepWriterImpl::AnnounceEnd() {
   std::atomic_ref<uint64_t>(page->bytes_done).store(0);
 }
 
+wire::CommitRequest StepWriterImpl::TakeSeals() {
+  wire::CommitRequest request;
+  request.step = identity_.step;
+  request.attempt = identity_.attempt;
+  request.revision = identity_.revision;
+  request.writer = identity_.writer;
+  request.world_size = identity_.world_size;
+  request.seals = std::move(seals_);
+  return request;
+}
+
 StatusOr<CommitResult> StepWriterImpl::Commit(const std::map<std::string, std::string>& notes) {
   CommitResult result;
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
     CAIRN_RETURN_IF_ERROR(SealReserved(std::exchange(reserved_, {})));
-    wire::CommitRequest request;
-    request.step = identity_.step;
-    request.attempt = identity_.attempt;
-    request.revision = identity_.revision;
-    request.writer = identity_.writer;
-    request.world_size = identity_.world_size;
-    request.seals = std::move(seals_);
+    wire::CommitRequest request = TakeSeals();
     request.notes = notes;
     request.__set_fence(link_->options().fence);
     // Without a create it is this call that begins the attempt, and it waits for an older one's end.

@@ -75,7 +75,8 @@ class StepWriterImpl : public StepWriter {
   using ReservedMap = std::map<std::string, Reserved>;
 
   Status Usable() const;
-  Status Join();  // of what another session wrote: this one writes it, too
+  wire::CommitRequest TakeSeals();  // the commit of what is sealed, which it then has
+  Status Join();                    // of what another session wrote: this one writes it, too
   Status Add(std::vector<Pending> objects);
   Status CreateAll(const std::vector<Pending>& objects, std::vector<Place>* places);
   StatusOr<Buffer> MakeBuffer(const Place& place, Reserved* reserved);

@@ -81,9 +81,6 @@ say(given.attempt, s.revision)
 """
 
 
-# --- a connection --------------------------------------------------------------------------------------
-
-
 def commit_nothing(c: cairn.Connection, *steps: int) -> None:
     """As the other writer of the steps."""
     with cairn.connect(c.job, rank=1, world_size=2, attempt=7, socket=c.socket) as other:
@@ -105,6 +102,36 @@ def wait_until_nothing_is_written(node: Node, job: str) -> None:
 
 
 # --- a connection --------------------------------------------------------------------------------------
+
+
+def test_a_child_saves_again_what_its_parent_saved_with_some_of_the_ranks(
+    node: Node, job: str, tmp_path: Path
+) -> None:
+    """There it is writer 1 of 2, and rank 0 of all."""
+    with cairn.connect(job, rank=0, world_size=3, attempt=7) as c:
+        with cairn.connect(job, rank=2, world_size=3, attempt=7, socket=c.socket) as other:
+
+            def save_with_other(step: int) -> None:
+                with c.step(step, writers=2, writer=1, strict=True) as s:
+                    s.save(b"parent's", "x")
+                with other.step(step, writers=2, writer=0, strict=True):
+                    pass
+
+            save_with_other(1)
+            child = Child(
+                c,
+                tmp_path,
+                """
+                with given.step(1, writers=2, writer=1, strict=True) as s:
+                    s.save(b"child's", "x")
+                say(s.revision)
+                """,
+            )
+            assert child.says() == "1", "it was entered before"
+            child.ends()
+            with other.step(1, writers=2, writer=0, strict=True):
+                pass
+            assert what_is_saved(c, 1) == [b"child's"]
 
 
 def test_a_child_saves_as_the_same_writer_and_its_parent_goes_on(

@@ -39,9 +39,8 @@ _MAX_STEP = 2**63 - 1
 _WAIT_SLICE_S = 1.0
 _ASK_AGAIN_S = 0.1
 READER = -1  # the rank of a connection that saves nothing
-_TOLD_STEPS = (
-    1024  # of those that a process has entered, the highest: what a pickled connection tells
-)
+# What a pickled connection tells of the steps that its process has entered: so many, the highest.
+_TOLD_STEPS = 1024
 
 
 def _step_number(step: Any) -> int:
@@ -106,6 +105,8 @@ class Connection:
         self._not_saved: tuple[float, int] | None = None
         self.failures: dict[str, int] = {}
         self._savings = Savings(self._note_failure)
+        # As which writers it has entered steps: alone as 0, and where some ranks save as one of these.
+        self._entered_as = {0, options.rank}
         # A child_memory.Memories, where something was staged for a child process.
         self._child_memories: Any = None
 
@@ -187,7 +188,7 @@ class Connection:
         )
         entered = {
             writer: _native.steps_entered(self.job, attempt, writer, _TOLD_STEPS)
-            for writer in {0, self.rank}  # 0: of steps that this rank saves alone
+            for writer in self._entered_as
         }
         return {"options": options, "entered": entered}
 
@@ -212,6 +213,7 @@ class Connection:
         Connection.__init__(self, options)
         for writer, entered in state["entered"].items():
             _native.note_entered(options.job, options.attempt, writer, entered)
+            self._entered_as.add(writer)
 
     def __repr__(self) -> str:
         o = self._options
@@ -440,6 +442,8 @@ class Connection:
 
     def _begin_step(self, step: int, among: tuple[int, int] | None, timeout: float) -> _native.Step:
         session = self._writing_session()
+        if among is not None:
+            self._entered_as.add(among[1])
         chooser = self._chooser(session)
         if _chosen.get(chooser) == self._options.attempt:
             _entered[chooser] = max(step, _entered.get(chooser, step))

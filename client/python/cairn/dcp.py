@@ -99,7 +99,11 @@ class Reader(StorageReader):
         super().__init__()
         self._method = exchanging.method_of(exchange)
         self._group = process_group
-        if self._method and process_group is not None and not exchanging.has_cpu(process_group):
+        if (
+            self._method
+            and process_group is not None
+            and not distributed.has_cpu_backend(process_group)
+        ):
             raise InvalidArgument(
                 "process_group: it has no backend for the CPU (gloo), and exchange needs one"
             )
@@ -469,7 +473,7 @@ def load(
     if alone or dist.get_world_size(process_group) == 1:
         method = None
     elif method == exchanging.AUTO and process_group is not None:
-        method = method if exchanging.has_cpu(process_group) else None
+        method = method if distributed.has_cpu_backend(process_group) else None
     if isinstance(step, Checkpoint):
         found = step
     else:

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
@@ -22,7 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from cairn import kept_saves
+from cairn import distributed, kept_saves
 from cairn.caching_planner import CachingPlanner
 from cairn.dcp_writer import Writer
 from cairn.errors import Error, FailedPrecondition
@@ -30,25 +29,6 @@ from cairn.errors import Error, FailedPrecondition
 if TYPE_CHECKING:
     from cairn.connection import Connection
     from cairn.step import Step
-
-
-# Of each group the one beside it; and the default group that they were made in.
-_beside: dict[Any, Any] = {}
-_made_in: Any = None
-
-
-def group_beside(group: Any) -> Any:
-    """A gloo group of the same ranks. What the thread says in it does not get mixed up with what DCP says in
-    `group`, meanwhile, where it starts its process. The first call is a collective of `group`."""
-    global _made_in
-    if _made_in is not dist.group.WORLD:
-        _beside.clear()
-        _made_in = dist.group.WORLD
-    if group not in _beside:
-        _beside[group] = dist.new_group(
-            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
-        )
-    return _beside[group]
 
 
 class HandingWriter(Writer):
@@ -230,7 +210,7 @@ def async_save(
     **arguments: Any,
 ) -> Any:
     """As `cairn.dcp.async_save`, with all that is not given there decided."""
-    group = process_group if alone else group_beside(process_group)
+    group = process_group if alone else distributed.group_beside(process_group)
     use_collectives = arguments.get("use_collectives", True)
     chosen = planner or CachingPlanner(group, alone=alone or not use_collectives)
 

@@ -49,8 +49,30 @@ def _timeout_of(group: Any) -> dict[str, Any]:
         return {}
 
 
+# Of groups those beside them, and the default group that they were made in.
+_beside: dict[Any, Any] = {}
+_beside_of: Any = None
+
+
+def group_beside(group: Any) -> Any:
+    """A gloo group of the same ranks, so that what one thread says in it does not get mixed up with what
+    another says in `group`. The first call is a collective of `group`."""
+    global _beside_of
+    dist = sys.modules["torch.distributed"]
+    if _beside_of is not dist.group.WORLD:
+        _beside.clear()
+        _beside_of = dist.group.WORLD
+    if group not in _beside:
+        _beside[group] = dist.new_group(
+            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+        )
+    return _beside[group]
+
+
 def has_cpu_backend(group: Any) -> bool:
     """Whether a group's collectives take tensors of the host's memory; a group of NCCL's alone does not."""
+    if group is None:
+        group = sys.modules["torch.distributed"].group.WORLD
     types = getattr(group, "_device_types", None)  # stock DCP looks there
     return types is None or sys.modules["torch"].device("cpu") in types
 

@@ -64,15 +64,6 @@ def method_of(exchange: Any) -> str | None:
     )
 
 
-def has_cpu(group: Any) -> bool:
-    """Whether a group can hand on what is in this machine's memory."""
-    try:
-        group._get_backend(torch.device("cpu"))
-    except (RuntimeError, ValueError):
-        return False
-    return True
-
-
 @dataclasses.dataclass
 class Traffic:
     """What one rank did in one load.

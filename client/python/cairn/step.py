@@ -12,8 +12,6 @@ from cairn import _native, arguments, numpy_format, paths, torch_format
 from cairn.errors import Error, FailedPrecondition, InvalidArgument, is_callers_own
 from cairn.payload import Object, Payload
 
-_PAGE = 4096  # objects lie on pages
-
 
 def encode(obj: Any, arguments: Mapping[str, Any]) -> Payload:
     """numpy arrays and bytes as they are, everything else as torch.save would."""
@@ -216,10 +214,8 @@ class Step:
         """Sets memory aside for these objects. Raises as `begin`."""
         if self._writer is None:
             return
-        pages = sum(-(-length // _PAGE) for length in lengths.values())
-        names = sum(len(name.encode()) for name in lengths)
         try:
-            self._writer.set_aside(len(lengths), pages * _PAGE, names, patience)
+            self._writer.set_aside(lengths, patience)
         except Error as error:
             self._failed(error)
 

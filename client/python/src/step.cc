@@ -179,9 +179,10 @@ py::bytes PyStep::WritePieces(const std::string& name, const std::string& kind,
   return places;
 }
 
-void PyStep::SetAside(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s) {
+void PyStep::SetAside(const std::map<std::string, uint64_t>& lengths, double patience_s) {
   StepWriter* const writer = Get();
-  const StepWriter::Room room{.objects = objects, .bytes = bytes, .name_bytes = name_bytes};
+  StepWriter::Room room;
+  for (const auto& [name, length] : lengths) room.Add(length, name.size());
   Call([&] { return writer->SetAside(room, absl::Seconds(patience_s)); });
 }
 
@@ -282,8 +283,7 @@ void DefineStep(py::module_& module) {
       .def("write_zip", &PyStep::WriteZip, arg("name"), arg("kind"), arg("records"))
       .def("write_pieces", &PyStep::WritePieces, arg("name"), arg("kind"), arg("forms"),
            arg("wheres"))
-      .def("set_aside", &PyStep::SetAside, arg("objects"), arg("bytes"), arg("name_bytes"),
-           arg("patience"))
+      .def("set_aside", &PyStep::SetAside, arg("lengths"), arg("patience"))
       .def("reserve", &PyStep::Reserve, arg("name"), arg("kind"), arg("length"))
       .def("seal", &PyStep::Seal, arg("name"))
       .def("copy_beside", &PyStep::CopyBeside, arg("beside"))

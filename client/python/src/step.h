@@ -70,7 +70,7 @@ class PyStep {
   py::bytes WritePieces(const std::string& name, const std::string& kind, const py::list& forms,
                         const py::list& wheres);
   // Of objects that are written next. Raises RESOURCE_EXHAUSTED when there is no room within so many seconds.
-  void SetAside(size_t objects, uint64_t bytes, uint64_t name_bytes, double patience_s);
+  void SetAside(const std::map<std::string, uint64_t>& lengths, double patience_s);
   // Memory of an object that the caller fills until it is sealed, or this ends.
   Region Reserve(const std::string& name, const std::string& kind, uint64_t length);
   void Seal(const std::string& name);
