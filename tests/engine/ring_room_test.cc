@@ -166,12 +166,15 @@ TEST_F(IdleWriter, LeavesRoomForTheReplicaOfTheNextStep) {
   verdict.protect = verdict.latest = CheckpointId{1, 1, 0};
   verdict.target = CheckpointId{2, 1, 0};
   Hear();
+  size_t lent = 0;  // slabs that the writer ever had
   for (Step step = 2; step <= 8; ++step) {
+    if (step == 6) lent = mapped.size();
     Save(writer, step, part);
     Complete(step);
     verdict.latest = CheckpointId{step, 1, 0};
     Hear();
   }
+  EXPECT_EQ(mapped.size(), lent) << "five steps' slabs serve it: no page is new";
   EXPECT_TRUE(Holds(1) && Holds(2) && Holds(8)) << "protected, target and newest";
   Want(ManifestOf(PartOfOther(2), 2, kStep), PartOfOther(2), kStep, /*target=*/true);
   ASSERT_EQ(fetches.size(), 1u) << WhyNot(PartOfOther(2));
