@@ -188,7 +188,8 @@ class StepWriter {
 };
 
 // Elements of an object that are wanted in memory, as of a tensor or a cut of one. Both strides are in bytes, and may
-// be negative or 0. What it points to lives until the read returns.
+// be negative or 0. What it points to lives until the read returns. Several threads copy at once: which piece is
+// written last where two overlap in memory is not defined.
 struct StridedPiece {
   uint64_t offset = 0;      // in the object, of the element of index 0, 0, …
   uint64_t item_bytes = 0;  // of an element
