@@ -151,6 +151,28 @@ struct AbortRequest {            // drops what this writer created for that step
   5: i32 world_size = 0,         // of the step; 0: the session's
 }
 
+// A writer's part of a step that goes straight into storage. The node asks for the bytes over the stream, whose
+// descriptor came on the fd channel with that lease: README.md has the frames.
+struct StoreObject {
+  1: string name,
+  2: ObjectKind kind = ObjectKind.RAW,
+  3: i64 length,
+  4: list<i32> block_crcs,       // as of SealedObject
+}
+struct StoreRequest {
+  1: i64 step,
+  2: i64 attempt,
+  3: i32 revision,
+  4: i32 writer,
+  5: i32 world_size,
+  6: list<StoreObject> objects,  // by name, ascending; at most MAX_OBJECTS_PER_CALL
+  7: map<string, string> notes,
+  8: i64 created_unix_ms,        // the manifest's; the same in a repeat
+  9: i64 stream,
+  10: i64 timeout_ms,            // DEADLINE_EXCEEDED while it goes on: a repeat waits on
+  11: bool fence = false,        // as in CreateRequest
+}
+
 // --- finding -------------------------------------------------------------------------------------
 
 // Names one checkpoint of a job. step NO_STEP: the latest. attempt 0 and revision -1: the line's.
@@ -462,6 +484,12 @@ service Cairn {
   void seal(1: i64 call, 2: SealRequest request) throws (1: Error error),
   CommitReply commit(1: i64 call, 2: CommitRequest request) throws (1: Error error),
   void abort(1: i64 call, 2: AbortRequest request) throws (1: Error error),
+  // For `store`; of sessions that take descriptors. It names a stream socket, whose end comes on the fd channel as a
+  // file's descriptor does. Each serves one `store`.
+  i64 openStream(1: i64 call) throws (1: Error error),
+  // Writes this writer's part of a step into storage and none of it into the node's memory, and publishes the step if
+  // all its parts are there: `complete` says that it is. FAILED_PRECONDITION: this node has no storage.
+  CommitReply store(1: i64 call, 2: StoreRequest request) throws (1: Error error),
 
   OpenReply open(1: i64 call, 2: OpenRequest request) throws (1: Error error),
   void release(1: i64 call, 2: list<i64> leases) throws (1: Error error),

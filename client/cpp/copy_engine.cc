@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "client/cpp/device_reader.h"
+#include "client/cpp/object_bytes.h"
 #include "client/cpp/process.h"
 #include "common/checksum.h"
 #include "common/copy.h"
@@ -37,52 +38,6 @@ uint64_t BlockEnd(uint64_t length, uint64_t block) {
 void Progress(ProgressPage* page, uint64_t bytes) {
   if (page == nullptr) return;
   std::atomic_ref<uint64_t>(page->bytes_done).fetch_add(bytes, std::memory_order_relaxed);
-}
-
-// Reads [offset, offset + n) of a source's file straight to where it belongs, and adds its checksum.
-Status ReadFrom(int fd, uint64_t offset, char* into, uint64_t n, uint32_t* crc) {
-  for (uint64_t done = 0; done < n;) {
-    const uint64_t piece = std::min(kCheckedReadBytes, n - done);
-    const Status read = PreadAll(fd, into + done, piece, offset + done);
-    if (absl::IsDataLoss(read)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("a file that is being saved has become shorter: ", read.message()));
-    }
-    CAIRN_RETURN_IF_ERROR(read);
-    *crc = Crc32c(*crc, into + done, piece);
-    done += piece;
-  }
-  return absl::OkStatus();
-}
-
-// [skip, skip + n) of a segment that lies on a device.
-DeviceReader::Piece PieceOf(const Segment& segment, uint64_t skip, char* into, uint64_t n) {
-  DeviceReader::Piece piece;
-  piece.from = reinterpret_cast<uint64_t>(segment.data) + skip;
-  piece.into = into;
-  piece.bytes = n;
-  piece.wants_zip_crc = segment.record >= 0;
-  return piece;
-}
-
-StatusOr<DeviceReader::Piece> Bring(const Segment& segment, uint64_t skip, char* into, uint64_t n) {
-  DeviceReader::Piece piece = PieceOf(segment, skip, into, n);
-  CAIRN_RETURN_IF_ERROR(segment.device->Read(absl::MakeSpan(&piece, 1)));
-  return piece;
-}
-
-// The CRC-32 of a whole segment that lies on a device. It is brought for nothing else.
-StatusOr<uint32_t> ZipCrcThere(const Segment& segment) {
-  std::string scratch(std::min<uint64_t>(segment.length, kBlockBytes), '\0');
-  uint32_t crc = 0;
-  for (uint64_t done = 0; done < segment.length;) {
-    const uint64_t n = std::min<uint64_t>(segment.length - done, scratch.size());
-    CAIRN_ASSIGN_OR_RETURN(const DeviceReader::Piece piece,
-                           Bring(segment, done, scratch.data(), n));
-    crc = ZipCrc32Combine(crc, piece.zip_crc, n);
-    done += n;
-  }
-  return crc;
 }
 
 // What one device brings.
@@ -125,7 +80,7 @@ class ObjectCopy {
       for (uint64_t at = begin; at < end;) {
         const uint64_t n = std::min(end, BlockEnd(layout_.length(), at / kBlockBytes)) - at;
         pieces_.emplace_back(device - devices->begin(), device->pieces.size());
-        device->pieces.push_back(PieceOf(segment, at - begin, into_ + at, n));
+        device->pieces.push_back(DevicePieceOf(segment, at - begin, into_ + at, n));
         at += n;
       }
     }
@@ -163,7 +118,7 @@ class ObjectCopy {
         const char* from = static_cast<const char*>(segment.data) + skip;
         if (segment.fd >= 0) {
           CAIRN_RETURN_IF_ERROR(
-              ReadFrom(segment.fd, segment.offset + skip, into_ + at, n, &run->crc32c));
+              ReadSourceFile(segment.fd, segment.offset + skip, into_ + at, n, &run->crc32c));
         } else if (segment.record >= 0) {
           CopyCrcs(into_ + at, from, n, &run->crc32c, &run->zip_crc);
         } else {
@@ -373,57 +328,17 @@ void ChecksumObjects(CopyThreads* threads, absl::Span<const ChecksumTask> tasks,
 Status SendObject(const ObjectLayout& layout, ProgressPage* progress,
                   absl::FunctionRef<Status(uint64_t offset, absl::string_view bytes)> send,
                   Written* result) {
-  std::vector<uint32_t> crcs(layout.records(), 0);
-  for (const Segment& segment : layout.segments()) {
-    if (segment.literal >= 0 || segment.record < 0) continue;
-    if (segment.device != nullptr) {
-      CAIRN_ASSIGN_OR_RETURN(crcs[segment.record], ZipCrcThere(segment));
-    } else {
-      crcs[segment.record] = ZipCrc32(crcs[segment.record], segment.data, segment.length);
-    }
-  }
+  CAIRN_ASSIGN_OR_RETURN(const ObjectBytes bytes, ObjectBytes::Make(&layout));
   *result = Written();
   std::string block;
-  uint64_t sent = 0;
-  const auto flush = [&]() -> Status {
-    if (block.empty()) return absl::OkStatus();
+  for (uint64_t sent = 0; sent < bytes.length(); sent += block.size()) {
+    block.resize(std::min<uint64_t>(kBlockBytes, bytes.length() - sent));
+    CAIRN_RETURN_IF_ERROR(bytes.Read(sent, block.size(), block.data()));
     CAIRN_RETURN_IF_ERROR(send(sent, block));
     result->block_crcs.push_back(Crc32c(0, block.data(), block.size()));
-    sent += block.size();
     Progress(progress, block.size());
-    block.clear();
-    return absl::OkStatus();
-  };
-  for (const Segment& segment : layout.segments()) {
-    std::string literal;
-    const char* from = static_cast<const char*>(segment.data);
-    if (segment.literal >= 0) {
-      CAIRN_ASSIGN_OR_RETURN(literal, layout.Literal(segment, crcs));
-      if (literal.size() != segment.length) {
-        return absl::InternalError("zip literal of an unexpected length");
-      }
-      from = literal.data();
-    }
-    for (uint64_t done = 0; done < segment.length;) {
-      const uint64_t n = std::min<uint64_t>(segment.length - done, kBlockBytes - block.size());
-      if (segment.fd < 0 && segment.device == nullptr) {
-        block.append(from + done, n);
-      } else {
-        block.resize(block.size() + n);
-        char* const into = block.data() + block.size() - n;
-        uint32_t unused = 0;
-        if (segment.device != nullptr) {
-          CAIRN_RETURN_IF_ERROR(Bring(segment, done, into, n).status());
-        } else {
-          CAIRN_RETURN_IF_ERROR(ReadFrom(segment.fd, segment.offset + done, into, n, &unused));
-        }
-      }
-      done += n;
-      if (block.size() == kBlockBytes) CAIRN_RETURN_IF_ERROR(flush());
-    }
   }
-  CAIRN_RETURN_IF_ERROR(flush());
-  if (sent > 0) result->covered.emplace_back(0, sent);
+  if (bytes.length() > 0) result->covered.emplace_back(0, bytes.length());
   return absl::OkStatus();
 }
 

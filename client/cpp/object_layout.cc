@@ -6,6 +6,20 @@
 
 namespace cairn::client {
 
+Status ValidateSources(absl::Span<const Source> sources) {
+  uint64_t total = 0;
+  for (const Source& source : sources) {
+    if (source.length > kMaxObjectBytes - total) {
+      return absl::InvalidArgumentError(absl::StrCat("length: more than ", kMaxObjectBytes));
+    }
+    if (source.data == nullptr && source.fd < 0 && source.length > 0) {
+      return absl::InvalidArgumentError("source: a null pointer with a length");
+    }
+    total += source.length;
+  }
+  return absl::OkStatus();
+}
+
 void ObjectLayout::Add(const Segment& segment) {
   if (segment.device != nullptr &&
       std::find(devices_.begin(), devices_.end(), segment.device) == devices_.end()) {
@@ -33,6 +47,12 @@ ObjectLayout ObjectLayout::Raw(absl::Span<const Source> sources) {
     if (source.length > 0) layout.Add(source, -1);
   }
   return layout;
+}
+
+StatusOr<ObjectLayout> ObjectLayout::Of(absl::Span<const Source> sources, const ZipPlan* plan) {
+  CAIRN_RETURN_IF_ERROR(ValidateSources(sources));
+  if (plan == nullptr) return Raw(sources);
+  return Zip(plan, sources, plan->MinimumLength());
 }
 
 StatusOr<ObjectLayout> ObjectLayout::Zip(const ZipPlan* plan, absl::Span<const Source> records,

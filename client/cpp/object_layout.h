@@ -28,10 +28,15 @@ struct Segment {
   DeviceReader* device = nullptr;  // of a source that lies there, at `data`
 };
 
+// INVALID_ARGUMENT when together they are longer than an object may be, or one lies nowhere.
+Status ValidateSources(absl::Span<const Source> sources);
+
 // An object as its segments, in order and without gaps.
 class ObjectLayout {
  public:
   static ObjectLayout Raw(absl::Span<const Source> sources);
+  // As StepWriter::Item: with a plan the shortest archive of those records. INVALID_ARGUMENT also of sources that are none.
+  static StatusOr<ObjectLayout> Of(absl::Span<const Source> sources, const ZipPlan* plan);
   // `plan` must outlive the layout; records as StepWriter::WriteZip. `length` ≥
   // plan.MinimumLength(). INVALID_ARGUMENT when a record's length is not the plan's, it is a file, or the
   // gap would be too long.

@@ -8,6 +8,7 @@
 #include "client/cpp/process.h"
 #include "client/cpp/status_json.h"
 #include "client/cpp/step_writer.h"
+#include "client/cpp/store_writer.h"
 #include "proto/convert.h"
 
 namespace cairn::client {
@@ -103,29 +104,15 @@ class SessionImpl : public Session {
 
   StatusOr<std::unique_ptr<StepWriter>> BeginStep(Step step, std::optional<Among> among,
                                                   absl::Duration timeout) override {
-    std::unique_ptr<StepWriter> out;
-    const Status status = Contain([&]() -> Status {
-      CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
-      CAIRN_RETURN_IF_ERROR(ValidateStep(step));
-      StepIdentity identity;
-      identity.step = step;
-      identity.attempt = link_->attempt();
-      if (identity.attempt == 0) {
-        return absl::FailedPreconditionError(
-            "attempt: this session has none; connect with one, ChooseAttempt or SetAttempt first");
-      }
-      if (options_.writer < 0) {
-        return absl::FailedPreconditionError("writer: this session only reads");
-      }
-      identity.writer = among.has_value() ? among->writer : options_.writer;
-      identity.world_size = among.has_value() ? among->writers : options_.world_size;
-      CAIRN_RETURN_IF_ERROR(ValidateWorld(identity.writer, identity.world_size));
-      identity.revision = EnterStep(options_.job, identity.attempt, identity.writer, step);
-      out = std::make_unique<StepWriterImpl>(link_, identity, timeout);
-      return absl::OkStatus();
-    });
-    if (!status.ok()) return status;
-    return out;
+    return Begin<StepWriterImpl>(step, among, timeout);
+  }
+
+  StatusOr<std::unique_ptr<StepWriter>> BeginStored(Step step, std::optional<Among> among,
+                                                    absl::Duration timeout) override {
+    if (!options_.takes_fds) {
+      return absl::UnimplementedError("straight into storage: this session takes no descriptors");
+    }
+    return Begin<StoreWriter>(step, among, timeout);
   }
 
   StatusOr<std::unique_ptr<StepWriter>> TakeOver(const std::string& handed_over,
@@ -375,6 +362,34 @@ class SessionImpl : public Session {
   }
 
  private:
+  template <typename Writer>
+  StatusOr<std::unique_ptr<StepWriter>> Begin(Step step, std::optional<Among> among,
+                                              absl::Duration timeout) {
+    std::unique_ptr<StepWriter> out;
+    const Status status = Contain([&]() -> Status {
+      CAIRN_RETURN_IF_ERROR(link_->CheckProcess());
+      CAIRN_RETURN_IF_ERROR(ValidateStep(step));
+      StepIdentity identity;
+      identity.step = step;
+      identity.attempt = link_->attempt();
+      if (identity.attempt == 0) {
+        return absl::FailedPreconditionError(
+            "attempt: this session has none; connect with one, ChooseAttempt or SetAttempt first");
+      }
+      if (options_.writer < 0) {
+        return absl::FailedPreconditionError("writer: this session only reads");
+      }
+      identity.writer = among.has_value() ? among->writer : options_.writer;
+      identity.world_size = among.has_value() ? among->writers : options_.world_size;
+      CAIRN_RETURN_IF_ERROR(ValidateWorld(identity.writer, identity.world_size));
+      identity.revision = EnterStep(options_.job, identity.attempt, identity.writer, step);
+      out = std::make_unique<Writer>(link_, identity, timeout);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return out;
+  }
+
   Status Call(absl::string_view what, absl::FunctionRef<void(wire::CairnClient&)> body) {
     return Contain([&] {
       return link_->Call(what, link_->Deadline(absl::ZeroDuration()),

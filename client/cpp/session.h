@@ -291,6 +291,13 @@ class Session : public std::enable_shared_from_this<Session> {
       Step step, std::optional<Among> among = {},
       absl::Duration timeout = absl::ZeroDuration()) = 0;
 
+  // As BeginStep, of a part that goes straight into storage and takes no memory of the node: what is written is read where
+  // it lies, and must neither go nor change before Commit returns. FAILED_PRECONDITION, of the commit: it has changed, or
+  // this node has no storage. UNIMPLEMENTED: this session takes no descriptors.
+  virtual StatusOr<std::unique_ptr<StepWriter>> BeginStored(
+      Step step, std::optional<Among> among = {},
+      absl::Duration timeout = absl::ZeroDuration()) = 0;
+
   // Goes on with what HandOver gave, in this process or another. FAILED_PRECONDITION: it is gone, as when the session
   // that wrote it has ended.
   virtual StatusOr<std::unique_ptr<StepWriter>> TakeOver(

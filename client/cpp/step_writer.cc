@@ -21,20 +21,6 @@ constexpr absl::Duration kDescriptorPatience = absl::Seconds(2);
 constexpr uint64_t kOwnSlabBytes = 1 << 20;
 constexpr size_t kMaxOwnSlabsPerCreate = 64;
 
-Status ValidateLength(absl::Span<const Source> sources) {
-  uint64_t total = 0;
-  for (const Source& source : sources) {
-    if (source.length > kMaxObjectBytes - total) {
-      return absl::InvalidArgumentError(absl::StrCat("length: more than ", kMaxObjectBytes));
-    }
-    if (source.data == nullptr && source.fd < 0 && source.length > 0) {
-      return absl::InvalidArgumentError("source: a null pointer with a length");
-    }
-    total += source.length;
-  }
-  return absl::OkStatus();
-}
-
 wire::SealedObject AsSealed(const std::string& name, uint64_t length, const Written& written) {
   wire::SealedObject seal;
   seal.name = name;
@@ -68,9 +54,9 @@ Status StepWriterImpl::Write(const std::string& name, ObjectKind kind,
                              absl::Span<const Source> sources) {
   return Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
-    CAIRN_RETURN_IF_ERROR(ValidateLength(sources));
+    CAIRN_ASSIGN_OR_RETURN(ObjectLayout layout, ObjectLayout::Of(sources, nullptr));
     std::vector<Pending> objects;
-    objects.push_back({name, kind, ObjectLayout::Raw(sources), nullptr, {}});
+    objects.push_back({name, kind, std::move(layout), nullptr, {}});
     return Add(std::move(objects));
   });
 }
@@ -79,9 +65,7 @@ Status StepWriterImpl::WriteZip(const std::string& name, ObjectKind kind, const 
                                 absl::Span<const Source> records) {
   return Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
-    CAIRN_RETURN_IF_ERROR(ValidateLength(records));
-    CAIRN_ASSIGN_OR_RETURN(ObjectLayout layout,
-                           ObjectLayout::Zip(&plan, records, plan.MinimumLength()));
+    CAIRN_ASSIGN_OR_RETURN(ObjectLayout layout, ObjectLayout::Of(records, &plan));
     std::vector<Pending> objects;
     objects.push_back({name, kind, std::move(layout), &plan, records});
     return Add(std::move(objects));
@@ -94,7 +78,7 @@ StatusOr<std::vector<PiecePlace>> StepWriterImpl::WritePieces(const std::string&
   std::vector<PiecePlace> places;
   const Status added = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
-    for (const Piece& piece : pieces) CAIRN_RETURN_IF_ERROR(ValidateLength(piece.sources));
+    for (const Piece& piece : pieces) CAIRN_RETURN_IF_ERROR(ValidateSources(piece.sources));
     CAIRN_ASSIGN_OR_RETURN(ObjectLayout layout, ObjectLayout::Pieces(pieces, &places));
     if (layout.length() > kMaxObjectBytes) {
       return absl::InvalidArgumentError(absl::StrCat("length: more than ", kMaxObjectBytes));
@@ -113,13 +97,7 @@ Status StepWriterImpl::WriteMany(absl::Span<const Item> items) {
     std::vector<Pending> objects;
     objects.reserve(items.size());
     for (const Item& item : items) {
-      CAIRN_RETURN_IF_ERROR(Annotate(ValidateLength(item.sources), item.name));
-      if (item.plan == nullptr) {
-        objects.push_back({item.name, item.kind, ObjectLayout::Raw(item.sources), nullptr, {}});
-        continue;
-      }
-      StatusOr<ObjectLayout> layout =
-          ObjectLayout::Zip(item.plan, item.sources, item.plan->MinimumLength());
+      StatusOr<ObjectLayout> layout = ObjectLayout::Of(item.sources, item.plan);
       if (!layout.ok()) return Annotate(layout.status(), item.name);
       objects.push_back({item.name, item.kind, *std::move(layout), item.plan, item.sources});
     }

@@ -308,6 +308,16 @@ struct Persist {
   std::optional<LineRecord> origin = {};
 };
 
+// Writes a part whose bytes its writer sends, and publishes its checkpoint if that is whole then. → Stored
+struct Store {
+  PartKey part;
+  uint32_t uid = 0, gid = 0;
+  std::shared_ptr<const Manifest> manifest;
+  SessionId session = 0;
+  LeaseId stream = 0;                     // of the session
+  std::optional<LineRecord> origin = {};  // as of Persist
+};
+
 // An attempt's checkpoint that stands aside takes its step's place, where people look for its files.
 struct Reinstate {
   CheckpointKey checkpoint;
@@ -431,11 +441,11 @@ struct Log {
 using Action =
     std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
                  action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
-                 action::WriteLineRecord, action::Reinstate, action::DeleteFiles, action::ScanJob,
-                 action::ReadTables, action::ReadLineNumbers, action::Tell, action::BecomeLife,
-                 action::Fetch, action::FetchFrom, action::CancelFetch, action::RevokeGrant,
-                 action::Record, action::WakeAt, action::EndSession, action::Discard,
-                 action::Drained, action::Log>;
+                 action::Store, action::WriteLineRecord, action::Reinstate, action::DeleteFiles,
+                 action::ScanJob, action::ReadTables, action::ReadLineNumbers, action::Tell,
+                 action::BecomeLife, action::Fetch, action::FetchFrom, action::CancelFetch,
+                 action::RevokeGrant, action::Record, action::WakeAt, action::EndSession,
+                 action::Discard, action::Drained, action::Log>;
 
 // What one Apply decided.
 struct Outcome {

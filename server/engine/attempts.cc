@@ -30,6 +30,13 @@ int32_t WritersOf(const AttemptState& attempt, Step step, int32_t world_size,
   return world_size != 0 ? world_size : session.world_size;
 }
 
+// The rank of the session's process, which saves a step of so many writers as `writer`.
+Writer RankOf(Writer writer, int32_t world_size, const Session& session) {
+  const bool as_at_hello =
+      world_size != 1 && (world_size == session.world_size || session.writer < 0);
+  return as_at_hello ? writer : std::max(session.writer, 0);
+}
+
 }  // namespace
 
 // --- what an attempt may do
@@ -189,17 +196,11 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
   AttemptState& attempt = job->attempts.Edit().begun.at(number);
   if (!attempt.journaled) Say(*job, &attempt);
   const bool alone = world_size == 1;  // whichever rank this is
-  const bool as_at_hello = !alone && (world_size == session.world_size || session.writer < 0);
-  const Writer rank = as_at_hello ? part.writer : std::max(session.writer, 0);
+  const Writer rank = RankOf(part.writer, world_size, session);
   if (!alone && attempt.Find({world_size, part.writer}) == attempt.processes.end()) {
     attempt.processes[{world_size, part.writer}] = {session.process, session.pid, rank};
     out_.Say(
         fact::WriterProcess{job->name, number, world_size, part.writer, session.process, rank});
-  }
-  if (StepWorld& world = attempt.worlds[step];
-      world.writers == 0 || (alone && world.process.empty())) {
-    world = alone ? StepWorld{world_size, session.process, rank} : StepWorld{world_size};
-    out_.Say(fact::StepWorld{job->name, number, step, world_size, world.process, world.rank});
   }
   attempt.sessions.insert(session.id);
   entered_[session.id].insert({job->name, number});
@@ -212,6 +213,16 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
   if (moves || tries_anew) TouchIncomplete(job, number);
   while (attempt.refused.size() > kKeptRefusals) attempt.refused.erase(attempt.refused.begin());
   return begins;
+}
+
+void Attempts::TakeStep(Job* job, const PartKey& part, int32_t world_size, const Session& session) {
+  const auto& [job_name, step, number, revision] = part.checkpoint;
+  const bool alone = world_size == 1;
+  StepWorld& world = job->attempts.Edit().begun.at(number).worlds[step];
+  if (world.writers != 0 && (!alone || !world.process.empty())) return;
+  const Writer rank = RankOf(part.writer, world_size, session);
+  world = alone ? StepWorld{world_size, session.process, rank} : StepWorld{world_size};
+  out_.Say(fact::StepWorld{job_name, number, step, world_size, world.process, world.rank});
 }
 
 void Attempts::ForgetOlder(Job* job) {

@@ -56,11 +56,12 @@ class Attempts {
   void Saw(Job* job, Attempt attempt);
   // `resume` and `use`; older ones than the kKeptDecisions newest are forgotten.
   void Decide(Job* job, Attempt number, Decision decision);
-  // Begins the attempt if it has not begun, and registers writer, process and world size. All
-  // checks passed. True: it has just begun, and the caller fences the older ones
-  // (Admission::Fence).
+  // Begins the attempt if it has not begun, and registers writer and process. All checks passed. True: it has just
+  // begun, and the caller fences the older ones (Admission::Fence).
   [[nodiscard]] bool Enter(Job* job, const PartKey& part, int32_t world_size,
                            const Session& session);
+  // The step, which is in memory from now on, has so many writers; with one it is this process's.
+  void TakeStep(Job* job, const PartKey& part, int32_t world_size, const Session& session);
   // The newest attempt has just begun, and older ones can complete nothing more: forgets those that
   // left nothing behind, and what was dropped of the others.
   void ForgetOlder(Job* job);

@@ -25,6 +25,7 @@
 #include "server/engine/standing_maps.h"
 #include "server/engine/status.h"
 #include "server/engine/storage_root.h"
+#include "server/engine/storing.h"
 
 namespace cairn::engine {
 namespace {
@@ -140,7 +141,7 @@ class Engine::Impl {
   }
   template <class E>
   void Note(const E& event) {
-    if constexpr (std::is_same_v<E, event::Create> || std::is_same_v<E, event::Commit>) {
+    if constexpr (kIsOneOf<E, event::Create, event::Commit, event::Store>) {
       refusals_.Asked(event.caller, event.part.checkpoint);
     }
   }
@@ -247,6 +248,8 @@ class Engine::Impl {
   void On(const event::Commit& e) { saving_.On(e); }
   void On(const event::Abort& e) { saving_.On(e); }
   void On(const event::ManifestWritten& e) { saving_.On(e); }
+  void On(const event::Store& e) { storing_.On(e); }
+  void On(const event::Stored& e) { storing_.On(e); }
   void On(const event::LocateChunk& e) { opening_.On(e); }
   void On(const event::ChunkWritten& e) { opening_.On(e); }
   void On(const event::Open& e) { opening_.On(e); }
@@ -380,6 +383,7 @@ class Engine::Impl {
   Saving saving_{options_, mode_,      &out_,        &callers_, &jobs_,      &sessions_,
                  &leases_, &ledger_,   &attempts_,   &parts_,   &manifests_, &admission_,
                  &pool_,   &scanning_, &succession_, &journal_};
+  Storing storing_{options_, mode_, &out_, &callers_, &jobs_, &parts_, &saving_, &merging_};
   Connecting connecting_{options_,   mode_,      &out_,        &callers_, &jobs_,
                          &sessions_, &leases_,   &attempts_,   &parts_,   &admission_,
                          &pool_,     &scanning_, &succession_, &refusals_};
@@ -665,7 +669,7 @@ void Engine::Impl::CheckDrained() {
   if (!mode_.draining || drained_) return;
   // Asked of both: persistence owes what completed meanwhile even while commits are under way.
   const bool persisted = persistence_.Drained();
-  const bool done = persisted && manifests_.Idle();
+  const bool done = persisted && manifests_.Idle() && storing_.under_way() == 0;
   if (!done && out_.now() < drain_deadline_) return persistence_.Run();
   drained_ = true;
   out_.Do(action::Drained{});
@@ -823,6 +827,7 @@ std::string Engine::Impl::CheckInvariants() const {
   check([&] { return parts_.CheckSums(admission_.journal_bytes() + cluster_.journal_bytes()); });
   check([&] { return admission_.CheckInvariants(); });
   check([&] { return succession_.CheckInvariants(); });
+  check([&] { return storing_.CheckInvariants(); });
   check([&] { return manifests_.CheckSpace(); });
   check([&] { return manifests_.CheckOrphans(place, &pins); });
   check([&] { return persistence_.CheckInvariants(&pins); });

@@ -174,6 +174,21 @@ struct Abort {
   int32_t world_size = 0;  // 0: the session's
 };
 
+// A part that goes straight into storage, and commits it there. Asked again while it goes on, it waits for the same.
+// → reply::Commit
+struct Store {
+  Caller caller;
+  int64_t call = 0;
+  PartKey part;
+  int32_t world_size = 0;
+  std::vector<ObjectEntry> objects;  // by name, ascending
+  std::map<std::string, std::string> notes;
+  int64_t unix_ms = 0;  // the manifest's
+  LeaseId stream = 0;   // over which the node asks for the bytes
+  MonotonicNanos deadline = 0;
+  bool fence = false;  // as in Create
+};
+
 // A client without descriptors is about to write, or read, [offset, offset + length) of an object
 // under this lease: where does that lie? → reply::Chunk
 struct LocateChunk {
@@ -371,6 +386,15 @@ struct Persisted {
   bool awaits_others = false;
 };
 
+// A part that was stored by action::Store.
+struct Stored {
+  PartKey part;
+  cairn::Status status;
+  std::string digest;  // of its manifest
+  // The whole checkpoint as it is published; nullopt: parts of other writers are not there yet.
+  std::optional<StoredCheckpoint> published = {};
+};
+
 // What stands in storage now: the record, or another of its number and kind that was there before.
 struct LineRecordWritten {
   LineRecord record;
@@ -492,15 +516,16 @@ struct JournalFull {
 
 using Event = std::variant<
     event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Use,
-    event::Create, event::SealObjects, event::Commit, event::Abort, event::LocateChunk, event::Open,
-    event::Release, event::Renew, event::MapStanding, event::AwaitUnmap, event::LendFailed,
-    event::Latest, event::StatCheckpoint, event::StatObject, event::List, event::Wait,
-    event::PersistNow, event::Leave, event::Remove, event::Pin, event::PreviewPolicy,
-    event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed, event::SlabProbed,
-    event::ManifestWritten, event::ChunkWritten, event::Verified, event::Persisted,
-    event::LineRecordWritten, event::FilesDeleted, event::JobScanned, event::TablesRead,
-    event::LineNumbersRead, event::Exchanged, event::PeerSaid, event::LifeMet, event::SeatChanged,
-    event::Fenced, event::GrantAsked, event::GrantEnded, event::FetchAdvanced, event::Fetched,
-    event::StorageSeen, event::CallerLeft, event::Tick, event::Drain, event::JournalFull>;
+    event::Create, event::SealObjects, event::Commit, event::Abort, event::Store,
+    event::LocateChunk, event::Open, event::Release, event::Renew, event::MapStanding,
+    event::AwaitUnmap, event::LendFailed, event::Latest, event::StatCheckpoint, event::StatObject,
+    event::List, event::Wait, event::PersistNow, event::Leave, event::Remove, event::Pin,
+    event::PreviewPolicy, event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
+    event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
+    event::Persisted, event::Stored, event::LineRecordWritten, event::FilesDeleted,
+    event::JobScanned, event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
+    event::LifeMet, event::SeatChanged, event::Fenced, event::GrantAsked, event::GrantEnded,
+    event::FetchAdvanced, event::Fetched, event::StorageSeen, event::CallerLeft, event::Tick,
+    event::Drain, event::JournalFull>;
 
 }  // namespace cairn::engine

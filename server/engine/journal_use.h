@@ -24,8 +24,8 @@ constexpr JournalUse JournalUseOf() {
   if constexpr (kIsOneOf<E, event::Create, event::SealObjects, event::Commit,
                          event::ChooseAttempt>) {
     return {.is_a_promise = true};
-  } else if constexpr (kIsOneOf<E, event::ResumeFrom, event::Use, event::Remove, event::Pin,
-                                event::SetPolicy>) {
+  } else if constexpr (kIsOneOf<E, event::Store, event::ResumeFrom, event::Use, event::Remove,
+                                event::Pin, event::SetPolicy>) {
     return {.is_a_promise = true, .adds_a_little = true};
   } else if constexpr (kIsOneOf<E, event::Hello, event::Open, event::MapStanding>) {
     return {.adds_a_little = true};
@@ -37,12 +37,12 @@ constexpr JournalUse JournalUseOf() {
                  event::LendFailed, event::Latest, event::StatCheckpoint, event::StatObject,
                  event::List, event::Wait, event::PreviewPolicy, event::Status, event::SlabMade,
                  event::SlabDestroyed, event::SlabProbed, event::ManifestWritten,
-                 event::ChunkWritten, event::Verified, event::Persisted, event::LineRecordWritten,
-                 event::FilesDeleted, event::JobScanned, event::TablesRead, event::LineNumbersRead,
-                 event::Exchanged, event::PeerSaid, event::LifeMet, event::SeatChanged,
-                 event::Fenced, event::GrantAsked, event::GrantEnded, event::FetchAdvanced,
-                 event::Fetched, event::StorageSeen, event::CallerLeft, event::Tick, event::Drain,
-                 event::JournalFull>,
+                 event::ChunkWritten, event::Verified, event::Persisted, event::Stored,
+                 event::LineRecordWritten, event::FilesDeleted, event::JobScanned,
+                 event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
+                 event::LifeMet, event::SeatChanged, event::Fenced, event::GrantAsked,
+                 event::GrantEnded, event::FetchAdvanced, event::Fetched, event::StorageSeen,
+                 event::CallerLeft, event::Tick, event::Drain, event::JournalFull>,
         "what does this event need of the journal?");
     return {};
   }

@@ -406,14 +406,7 @@ void Persistence::Start(Checkpoint* checkpoint) {
   persist.checkpoint = checkpoint->key;
   persist.uid = job->owner->uid;
   persist.gid = job->owner->gid;
-  const Attempt attempt = checkpoint->key.attempt;
-  const auto begun = job->attempts->begun.find(attempt);
-  // Once is enough: it costs a read and a sync. A scan that does not find it owes it again. Of a life that
-  // did not begin here those write it where it did.
-  if (begun != job->attempts->begun.end() && !begun->second.lineage.open &&
-      job->files->origin_stands != attempt) {
-    persist.origin = LineRecord{job->name, attempt, LineRecordKind::kOrigin, begun->second.lineage};
-  }
+  persist.origin = OriginToWrite(*job, checkpoint->key.attempt);
   UnderWay& under_way = under_way_[checkpoint->key];
   under_way.with_origin = persist.origin.has_value();
   under_way.persist = std::move(persist);
@@ -423,6 +416,15 @@ void Persistence::Start(Checkpoint* checkpoint) {
   files.persisting = files.preparing = true;
   files.parked = false;
   ++job->files.Edit().under_way;
+}
+
+std::optional<LineRecord> Persistence::OriginToWrite(const Job& job, Attempt attempt) {
+  const auto begun = job.attempts->begun.find(attempt);
+  if (begun == job.attempts->begun.end() || begun->second.lineage.open ||
+      job.files->origin_stands == attempt) {
+    return std::nullopt;
+  }
+  return LineRecord{job.name, attempt, LineRecordKind::kOrigin, begun->second.lineage};
 }
 
 std::vector<event::Persisted> Persistence::Prepare() {

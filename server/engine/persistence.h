@@ -118,6 +118,11 @@ class Persistence : public StepWatcher {
   // Known or not. What a scan that is under way tells of them is older.
   void FilesAreGone(const CheckpointKey& key);
 
+  // Where the attempt comes from, to be written before anything of it is. Once is enough: it costs a read and a sync. A
+  // scan that does not find it owes it again. nullopt: it stands there, or is not known, or the attempt did not begin
+  // here: then those write it where it did.
+  static std::optional<LineRecord> OriginToWrite(const Job& job, Attempt attempt);
+
   void CheckpointCompleted(Checkpoint* checkpoint) override { ScheduleByPolicy(checkpoint); }
   void CheckpointGoes(Checkpoint* checkpoint) override;
 

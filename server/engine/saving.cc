@@ -69,44 +69,72 @@ Saving::Saving(const Options& options, const Mode& mode, Outbox* out, Callers* c
 // --- create
 
 void Saving::On(const event::Create& event) {
-  const Session* session = sessions_.Of(event.caller);
-  if (session == nullptr) return;
-  leases_.Unmapped(*session, event.unmapped);
-  const RequestId request = event.caller.request;
-  const CheckpointKey& key = event.part.checkpoint;
-  if (key.job != session->job) {
-    return out_.Answer(
-        request, absl::InvalidArgumentError(
-                     absl::StrCat("job: ", key.job, ", but the session is in job ", session->job)));
+  if (const Session* known = sessions_.Find(event.caller.session)) {
+    leases_.Unmapped(*known, event.unmapped);
   }
-  Job* job = jobs_.FindOrMake(key.job);
-  if (Jobs::CheckAccess(*job, event.caller).ok()) parts_.EraseCondemned(key);
-  // Storage knows where an attempt that begins comes from; one that has begun need not ask.
-  if (!job->attempts->begun.contains(key.attempt) &&
-      scanning_.AwaitLook(event.caller, job, event.deadline, event, /*can_do_without=*/true)) {
-    return;
-  }
-  if (AwaitRing(event.caller, *job, key.attempt, event.deadline, event)) return;
+  const std::optional<Who> who = WhoWrites(event.caller, event.part, event.deadline, event);
+  if (!who.has_value()) return;
+  const auto& [session, job] = *who;
   Part* part = parts_.Find(event.part);
   if (part != nullptr && part->content->lost.empty()) {
     if (auto answer = AnswerOfRepeat(event, part, *session)) {
-      return out_.Answer(request, *std::move(answer));
+      return out_.Answer(event.caller.request, *std::move(answer));
     }
   }
-  Attempt superseded_by = 0;
-  Status status = CheckCreate(event, *job, *session, &superseded_by);
-  if (status.ok() && !event.fence &&
-      succession_.Await(event.caller, *job, key.attempt, event.deadline, event)) {
-    return;
+  if (!MayBegin(event, *who, event)) return;
+  if (const Status room = CheckJournal(event, *job); !room.ok()) {
+    return out_.Answer(event.caller.request, room);
   }
-  if (status.ok()) status = CheckJournal(event, *job);
-  if (!status.ok()) return out_.Answer(request, status, superseded_by);
-
-  Enter(job, event.caller, event.part, event.world_size, *session);
-  DropOlderRevisions(job, event.part);
+  Begin(event.caller, event.part, event.world_size, *who);
+  attempts_.TakeStep(job, event.part, event.world_size, *session);
   const int32_t local_writers = std::min(
       session->world_size == event.world_size ? session->local_writers : 1, event.world_size);
-  admission_.Ask(event, parts_.FindOrMake(job, key, event.world_size), local_writers);
+  admission_.Ask(event, parts_.FindOrMake(job, event.part.checkpoint, event.world_size),
+                 local_writers);
+}
+
+std::optional<Saving::Who> Saving::WhoWrites(const Caller& caller, const PartKey& part,
+                                             MonotonicNanos deadline, const Event& again) {
+  const Session* session = sessions_.Of(caller);
+  if (session == nullptr) return std::nullopt;
+  const CheckpointKey& key = part.checkpoint;
+  if (key.job != session->job) {
+    out_.Answer(caller.request,
+                absl::InvalidArgumentError(
+                    absl::StrCat("job: ", key.job, ", but the session is in job ", session->job)));
+    return std::nullopt;
+  }
+  Job* job = jobs_.FindOrMake(key.job);
+  if (Jobs::CheckAccess(*job, caller).ok()) parts_.EraseCondemned(key);
+  // Storage knows where an attempt that begins comes from; one that has begun need not ask.
+  if (!job->attempts->begun.contains(key.attempt) &&
+      scanning_.AwaitLook(caller, job, deadline, again, /*can_do_without=*/true)) {
+    return std::nullopt;
+  }
+  if (AwaitRing(caller, *job, key.attempt, deadline, again)) return std::nullopt;
+  return Who{session, job};
+}
+
+bool Saving::MayBegin(const event::Create& create, const Who& who, const Event& again) {
+  Attempt superseded_by = 0;
+  const Status status = CheckCreate(create, *who.job, *who.session, &superseded_by);
+  if (!status.ok()) {
+    out_.Answer(create.caller.request, status, superseded_by);
+    return false;
+  }
+  return create.fence || !succession_.Await(create.caller, *who.job, create.part.checkpoint.attempt,
+                                            create.deadline, again);
+}
+
+void Saving::Begin(const Caller& caller, const PartKey& part, int32_t world_size, const Who& who) {
+  const auto& [session, job] = who;
+  jobs_.TakeOwnership(job, caller.uid, caller.gid, session->policy, /*said=*/true);
+  sessions_.SayPolicy(session->id, job);  // where others have told whose it is since `hello`
+  if (attempts_.Enter(job, part, world_size, *session)) {
+    admission_.Fence(job);
+    if (!Attempts::OriginsKnown(*job)) scanning_.Insist(job);
+  }
+  DropOlderRevisions(job, part);
 }
 
 // Where an attempt comes from that begins, the other members of the ring know too; they are not waited for longer
@@ -128,15 +156,6 @@ bool Saving::AwaitRing(const Caller& caller, const Job& job, Attempt attempt,
   if (!may_own || cluster_->members().Believed()) return false;
   out_.Answer(caller.request, Cluster::MetNobody(job.name));
   return true;
-}
-
-void Saving::Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
-                   const Session& session) {
-  jobs_.TakeOwnership(job, caller.uid, caller.gid, session.policy, /*said=*/true);
-  sessions_.SayPolicy(session.id, job);  // where others have told whose it is since `hello`
-  if (!attempts_.Enter(job, part, world_size, session)) return;
-  admission_.Fence(job);
-  if (!Attempts::OriginsKnown(*job)) scanning_.Insist(job);
 }
 
 // The writer has entered the step again: what it began of it before and did not commit is over.
@@ -469,7 +488,8 @@ void Saving::On(const event::Commit& event) {
     status = jobs_.CheckRoom(*job, uid);
     if (status.ok()) status = MakeJournalRoom(uid, JournalRoom::CostOfPart(event.part));
     if (!status.ok()) return out_.Answer(request, status);
-    Enter(job, event.caller, event.part, event.world_size, *session);
+    Begin(event.caller, event.part, event.world_size, {session, job});
+    attempts_.TakeStep(job, event.part, event.world_size, *session);
     part = parts_.FindOrMake(parts_.FindOrMake(job, event.part.checkpoint, event.world_size),
                              event.part.writer);
     parts_.WriteBy(part, *session);
@@ -478,26 +498,26 @@ void Saving::On(const event::Commit& event) {
   if (!manifests_.Await(part, event)) return;
   // What the part holds is fixed from here on.
   admission_.Cancel(event.part, CommitUnderWay(event.part));
-  manifests_.Begin(part, HeadOf(*part, event));
+  manifests_.Begin(part, HeadOf(*job, part->key, part->checkpoint->content->world_size, event.notes,
+                                event.unix_ms));
 }
 
-// The part's manifest without its objects.
-Manifest Saving::HeadOf(const Part& part, const event::Commit& event) const {
-  const CheckpointKey& key = part.key.checkpoint;
-  const Job& job = *part.checkpoint->job;
+Manifest Saving::HeadOf(const Job& job, const PartKey& part, int32_t world_size,
+                        const std::map<std::string, std::string>& notes, int64_t unix_ms) {
+  const CheckpointKey& key = part.checkpoint;
   Manifest manifest;
   manifest.job = key.job;
   manifest.owner_uid = job.owner->uid;
   manifest.step = key.step;
   manifest.attempt = key.attempt;
   manifest.revision = key.revision;
-  manifest.writer = part.key.writer;
-  manifest.world_size = part.checkpoint->content->world_size;
-  manifest.created_unix_ms = event.unix_ms;
+  manifest.writer = part.writer;
+  manifest.world_size = world_size;
+  manifest.created_unix_ms = unix_ms;
   const AttemptState& attempt = job.attempts->begun.at(key.attempt);
   manifest.first = attempt.first_step;
   manifest.lineage = attempt.lineage;
-  manifest.notes = event.notes;
+  manifest.notes = notes;
   return manifest;
 }
 

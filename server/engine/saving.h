@@ -38,6 +38,24 @@ class Saving : public Granter {
   // In a ring: where an attempt comes from, other members know too.
   void set_cluster(Cluster* cluster) { cluster_ = cluster; }
 
+  // --- what a writer who needs no memory shares with one who does
+  struct Who {
+    const Session* session = nullptr;
+    Job* job = nullptr;
+  };
+  // Who is to write the part, once storage and the other members have said what they know of its job. nullopt: `again`
+  // waits for that, or was answered.
+  std::optional<Who> WhoWrites(const Caller& caller, const PartKey& part, MonotonicNanos deadline,
+                               const Event& again);
+  // Whether the writer may begin the part. False: `again`, which asks for what `create` tells, waits for an older attempt's
+  // processes, or was answered.
+  bool MayBegin(const event::Create& create, const Who& who, const Event& again);
+  // It begins the part: the job has an owner, the attempt has begun, and what the writer left of the step is over.
+  void Begin(const Caller& caller, const PartKey& part, int32_t world_size, const Who& who);
+  // A manifest of the part, without its objects.
+  static Manifest HeadOf(const Job& job, const PartKey& part, int32_t world_size,
+                         const std::map<std::string, std::string>& notes, int64_t unix_ms);
+
  private:
   // --- create
   // Steps of the user may be given up for it, unless it could never fit.
@@ -56,8 +74,6 @@ class Saving : public Granter {
                            bool repeat);
   bool AwaitRing(const Caller& caller, const Job& job, Attempt attempt, MonotonicNanos deadline,
                  const Event& event);
-  void Enter(Job* job, const Caller& caller, const PartKey& part, int32_t world_size,
-             const Session& session);
 
   // --- seal, commit, abort
   // The session and the job, after all checks that the three share; false after answering why not.
@@ -67,7 +83,6 @@ class Saving : public Granter {
   Status CheckDropped(const Job& job, const PartKey& part) const;
   Status CheckCommit(const event::Commit& event, const Job& job, const Part* part,
                      Attempt* superseded_by) const;
-  Manifest HeadOf(const Part& part, const event::Commit& event) const;
 
   Cluster* cluster_ = nullptr;  // set once, before the first event
   const Options& options_;

@@ -22,6 +22,14 @@ constexpr MonotonicNanos kLinePatience = kNanosPerSecond / 4;
 // A call that would make its caller the owner of a job waits this long: storage may know whose it is.
 constexpr MonotonicNanos kPatienceOfOwners = 30 * kNanosPerSecond;
 
+// Who would save something; nullptr: the call is another.
+const Caller* WriterOf(const Event& event) {
+  if (const auto* create = std::get_if<event::Create>(&event)) return &create->caller;
+  if (const auto* commit = std::get_if<event::Commit>(&event)) return &commit->caller;
+  if (const auto* store = std::get_if<event::Store>(&event)) return &store->caller;
+  return nullptr;
+}
+
 }  // namespace
 
 Scanning::Scanning(const Options& options, const Mode& mode, const JournalRoom* journal,
@@ -235,12 +243,9 @@ void Scanning::Left(const Parked& parked) {
 // Storage had its time; the event goes on with what memory knows.
 void Scanning::TimeUp(const Parked& parked) {
   const Job* job = jobs_.Find(parked.job);
-  const auto* create = std::get_if<event::Create>(&parked.event);
-  const auto* commit = std::get_if<event::Commit>(&parked.event);
-  const bool writes = create != nullptr || commit != nullptr;
-  if (writes && job != nullptr && job->scan->state == ScanState::kScanning &&
-      out_.now() < job->scan->started + kPatienceOfOwners &&
-      MayOwn(*job, create != nullptr ? create->caller : commit->caller)) {
+  const Caller* writer = WriterOf(parked.event);
+  if (writer != nullptr && job != nullptr && job->scan->state == ScanState::kScanning &&
+      out_.now() < job->scan->started + kPatienceOfOwners && MayOwn(*job, *writer)) {
     return callers_.Answer(
         parked.request, absl::UnavailableError(absl::StrCat("job: storage has not said yet whose ",
                                                             job->name, " is")));

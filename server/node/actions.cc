@@ -68,6 +68,10 @@ class Node::UnderLock {
   // --- to other threads' queues
   void operator()(action::Verify verify) { node_->verifier_->Start(std::move(verify)); }
   void operator()(action::Persist persist) { node_->persister_->Start(std::move(persist)); }
+  void operator()(action::Store store) {
+    UniqueFd stream = node_->store_streams_.Take(store.session, store.stream);
+    node_->persister_->Start(std::move(store), std::move(stream));
+  }
   void operator()(action::WriteLineRecord write) {
     node_->storage_worker_->Start(std::move(write));
   }

@@ -43,6 +43,7 @@
 #include "server/node/recorder.h"
 #include "server/node/rows.h"
 #include "server/node/sessions.h"
+#include "server/node/store_streams.h"
 #include "server/node/timer.h"
 #include "server/node/user_loops.h"
 
@@ -161,6 +162,10 @@ class Node : public PeerHost {
                                   uint64_t length);
   Status WriteChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,
                     absl::string_view bytes);
+
+  // A stream over which the session's writer sends what a store asks for: the writer's end is on the fd channel, and
+  // event::Store names it by the lease.
+  StatusOr<LeaseId> OpenStream(const engine::Caller& caller);
 
   // Begins a session; `event.secret` is drawn here.
   struct Begun {
@@ -337,6 +342,7 @@ class Node : public PeerHost {
   const std::unique_ptr<DistantParts>
       distant_parts_;  // null without a transport; the readers read from it
   DistantReaders distant_readers_;
+  StoreStreams store_streams_;
   Sessions sessions_;
   const std::unique_ptr<RowSource> row_source_;
   Recorder recorder_;

@@ -12,6 +12,8 @@ namespace cairn::node {
 namespace {
 
 constexpr int kSweepThreads = 4;
+// A user's writers take at most some of those that write straight into storage.
+constexpr int kStoreThreads = 8, kStoreThreadsPerUser = 4;
 // No job has this name.
 constexpr char kEveryJob[] = "";
 
@@ -69,9 +71,16 @@ Persister::Persister(int threads, cache::Cache* cache, storage::Storage* storage
       gate_(std::move(gate)),
       background_(background),
       sweeps_("sweeper", std::min(threads, kSweepThreads), /*per_job=*/1),
+      stores_("store", threads > 0 ? kStoreThreads : 0, kStoreThreadsPerUser),
       executor_("persister", threads) {}
 
 void Persister::Stop() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+    for (StoreStream* stream : streams_) stream->HangUp();  // a writer may be slow
+  }
+  stores_.Stop();
   executor_.Stop();
   sweeps_.Stop();
 }
@@ -79,63 +88,122 @@ void Persister::Stop() {
 void Persister::Start(engine::action::Persist action) {
   // Shared because std::function copies, and an action holds every manifest of its checkpoint.
   auto shared = std::make_shared<const engine::action::Persist>(std::move(action));
-  {
-    MutexLock lock(&mu_);
-    wanted_.insert(shared->checkpoint);
-  }
+  Want(shared->checkpoint);
   executor_.Add([this, shared] { Persist(*shared); });
+}
+
+void Persister::Start(engine::action::Store action, UniqueFd stream) {
+  auto shared = std::make_shared<const engine::action::Store>(std::move(action));
+  auto from = std::make_shared<StoreStream>(std::move(stream), clock_);
+  Want(shared->part.checkpoint);
+  stores_.Add(absl::StrCat(shared->uid), [this, shared, from] { Store(*shared, from.get()); });
+}
+
+void Persister::Want(const CheckpointKey& checkpoint) {
+  MutexLock lock(&mu_);
+  wanted_.insert(checkpoint);
+}
+
+void Persister::WantNoMore(const CheckpointKey& checkpoint) {
+  MutexLock lock(&mu_);
+  wanted_.erase(wanted_.find(checkpoint));
 }
 
 void Persister::Persist(const engine::action::Persist& action) {
   const MonotonicNanos begin = clock_->Now();
   ReachFailpoint(Failpoint::kNodePersist);
   const CheckpointKey& done = action.checkpoint;
-  const StatusOr<std::optional<Location>> location = WriteAndPublish(action);
+  Sources sources;
+  std::vector<std::unique_ptr<Manifest>> manifests;
+  Work work{done, {action.uid, action.gid}, action.origin, {}};
+  for (const auto& part : action.parts) {
+    work.parts.push_back(PartWithSources(cache_, background_, *part, &sources, &manifests));
+  }
+  const StatusOr<std::optional<Location>> location = WriteAndPublish(work);
   const bool ok = location.ok() && location->has_value();
   if (ok) {  // a failure is logged by the engine, once per problem
     LOG(INFO) << "job=" << done.job << " step=" << done.step << " attempt=" << done.attempt
               << " persisted, " << BytesOf(action) << " bytes in "
               << (clock_->Now() - begin) / kNanosPerMilli << " ms";
   }
-  {
-    MutexLock lock(&mu_);
-    wanted_.erase(wanted_.find(done));
-  }
+  WantNoMore(done);
   const bool full = absl::IsResourceExhausted(location.status());
   gate_->Post(engine::event::Persisted{done, location.status(), ok ? **location : Location(),
                                        /*awaits_others=*/location.ok() && !ok});
-  if (full) {
-    SweepSoon(kEveryJob, {});
-  } else {
-    SweepSoon(done.job, {ok ? std::set<CheckpointKey>{done} : std::set<CheckpointKey>{}, false});
-  }
+  SweepAfter(done, ok, full);
 }
 
-StatusOr<std::optional<Location>> Persister::WriteAndPublish(
-    const engine::action::Persist& action) {
-  const storage::Owner owner{action.uid, action.gid};
-  Sources sources;
-  std::vector<storage::PartToWrite> parts;
-  std::vector<std::unique_ptr<Manifest>> manifests;
-  for (const auto& part : action.parts) {
-    parts.push_back(PartWithSources(cache_, background_, *part, &sources, &manifests));
+void Persister::Store(const engine::action::Store& action, StoreStream* stream) {
+  const MonotonicNanos begin = clock_->Now();
+  ReachFailpoint(Failpoint::kNodePersist);
+  {
+    MutexLock lock(&mu_);
+    streams_.insert(stream);
+    if (stopping_) stream->HangUp();
   }
-  if (action.origin.has_value()) {
-    CAIRN_ASSIGN_OR_RETURN(LineRecord stands, storage_->WriteLineRecord(*action.origin, owner));
-    if (!(stands == *action.origin)) {
-      gate_->Post(engine::event::LineRecordWritten{*action.origin, std::move(stands),
+  const CheckpointKey& checkpoint = action.part.checkpoint;
+  const Manifest& manifest = *action.manifest;
+  std::vector<StreamSource> sources;
+  sources.reserve(manifest.objects.size());
+  storage::PartToWrite part{&manifest, EncodeManifest(manifest), {}};
+  for (uint64_t i = 0; i < manifest.objects.size(); ++i) {
+    part.sources.push_back(&sources.emplace_back(stream, i));
+  }
+  engine::event::Stored stored{action.part, absl::OkStatus(), ManifestDigest(part.encoded)};
+  const StatusOr<std::optional<Location>> location =
+      WriteAndPublish({checkpoint, {action.uid, action.gid}, action.origin, {std::move(part)}});
+  {
+    MutexLock lock(&mu_);
+    streams_.erase(stream);
+  }
+  stored.status = location.status();
+  const bool published = location.ok() && location->has_value();
+  if (published) {
+    StatusOr<StoredCheckpoint> whole = storage_->ReadCheckpoint(checkpoint);
+    stored.status = Annotate(whole.status(), "published, and it cannot be read");
+    if (whole.ok()) {
+      whole->published = true;
+      whole->location = **location;
+      stored.published = *std::move(whole);
+    }
+  }
+  LOG(INFO) << "job=" << checkpoint.job << " step=" << checkpoint.step
+            << " attempt=" << checkpoint.attempt << " writer=" << action.part.writer
+            << " straight into storage: "
+            << (!location.ok()
+                    ? absl::StrCat("failed: ", location.status().ToString())
+                    : absl::StrCat(manifest.TotalBytes(), " bytes in ",
+                                   (clock_->Now() - begin) / kNanosPerMilli, " ms",
+                                   published ? ", published" : ", awaits other writers"));
+  WantNoMore(checkpoint);
+  gate_->Post(std::move(stored));
+  SweepAfter(checkpoint, published, absl::IsResourceExhausted(location.status()));
+}
+
+StatusOr<std::optional<Location>> Persister::WriteAndPublish(const Work& work) {
+  if (work.origin.has_value()) {
+    CAIRN_ASSIGN_OR_RETURN(LineRecord stands, storage_->WriteLineRecord(*work.origin, work.owner));
+    if (!(stands == *work.origin)) {
+      gate_->Post(engine::event::LineRecordWritten{*work.origin, std::move(stands),
                                                    /*with_persist=*/true});
     }
   }
-  CAIRN_RETURN_IF_ERROR(storage_->WriteParts(action.checkpoint, owner, parts));
+  CAIRN_RETURN_IF_ERROR(storage_->WriteParts(work.checkpoint, work.owner, work.parts));
   ReachFailpoint(Failpoint::kNodePublish);
-  CAIRN_ASSIGN_OR_RETURN(storage::Published published, storage_->Publish(action.checkpoint, owner));
+  CAIRN_ASSIGN_OR_RETURN(storage::Published published,
+                         storage_->Publish(work.checkpoint, work.owner));
   ReachFailpoint(Failpoint::kNodePublished);
   if (published.where.has_value()) return std::move(published.where);
-  const auto writers = static_cast<size_t>(action.parts.front()->head.world_size);
-  if (published.lacks_parts && action.parts.size() < writers) return std::nullopt;
+  const auto writers = static_cast<size_t>(work.parts.front().manifest->world_size);
+  if (published.lacks_parts && work.parts.size() < writers) return std::nullopt;
   return absl::FailedPreconditionError(
       "a newer checkpoint of that step stands in storage, or parts are missing there");
+}
+
+void Persister::SweepAfter(const CheckpointKey& done, bool published, bool full) {
+  if (full) return SweepSoon(kEveryJob, {});
+  SweepSoon(done.job,
+            {published ? std::set<CheckpointKey>{done} : std::set<CheckpointKey>{}, false});
 }
 
 void Persister::SweepSoon(const std::string& job, const Due& due) {

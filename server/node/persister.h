@@ -22,6 +22,7 @@
 #include "server/node/event_gate.h"
 #include "server/node/executor.h"
 #include "server/node/job_executor.h"
+#include "server/node/store_streams.h"
 #include "server/storage/storage.h"
 
 namespace cairn::node {
@@ -36,12 +37,26 @@ class Persister {
 
   // Returns at once; event::Persisted follows, unless Stop comes first.
   void Start(engine::action::Persist action);
+  // Likewise, of a part whose bytes come over `stream`; event::Stored follows. Threads of their own: a writer waits for it.
+  void Start(engine::action::Store action, UniqueFd stream);
   void Stop();
 
  private:
   void Persist(const engine::action::Persist& action);
-  // nullopt: it is written, and parts of other members are not there yet.
-  StatusOr<std::optional<Location>> WriteAndPublish(const engine::action::Persist& action);
+  void Store(const engine::action::Store& action, StoreStream* stream);
+  // What sweeps leave alone meanwhile.
+  void Want(const CheckpointKey& checkpoint);
+  void WantNoMore(const CheckpointKey& checkpoint);
+  struct Work {
+    CheckpointKey checkpoint;
+    storage::Owner owner;
+    std::optional<LineRecord> origin;  // written first
+    std::vector<storage::PartToWrite> parts;
+  };
+  // nullopt: it is written, and parts of other writers are not there yet.
+  StatusOr<std::optional<Location>> WriteAndPublish(const Work& work);
+  // `published`: it was. What it has replaced goes, and of a `full` storage what nobody wants.
+  void SweepAfter(const CheckpointKey& done, bool published, bool full);
   // What a job's next sweep takes beside what nobody wants any more.
   struct Due {
     std::set<CheckpointKey> published;  // what they have replaced
@@ -62,10 +77,14 @@ class Persister {
   // Being persisted, or waiting for it. A checkpoint that the engine tries again later is none of
   // them: it is written anew, should a sweep have taken what was there.
   std::multiset<CheckpointKey> wanted_ ABSL_GUARDED_BY(mu_);
+  std::set<StoreStream*> streams_ ABSL_GUARDED_BY(mu_);  // of stores that have begun
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   // By job, until its sweep begins: however many persists end while one hangs, one more follows.
   std::map<std::string, Due> due_ ABSL_GUARDED_BY(mu_);
   JobExecutor sweeps_;
-  Executor executor_;  // last: its threads use the members above
+  // Last: their threads use the members above.
+  JobExecutor stores_;
+  Executor executor_;
 };
 
 }  // namespace cairn::node

@@ -265,6 +265,14 @@ Answer Node::Renew(engine::event::Renew event) {
   return Call(std::move(event));
 }
 
+StatusOr<LeaseId> Node::OpenStream(const engine::Caller& caller) {
+  const LeaseId lease = distant_readers_.NextLease(/*chunks=*/false);
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd theirs, store_streams_.Open(caller.session, lease));
+  const FdLent lent{FdLent::What::kFile, lease, /*slab=*/0, /*bytes=*/0};
+  CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, theirs.get()));
+  return lease;
+}
+
 // --- chunks
 
 StatusOr<std::string> Node::ReadChunk(const engine::Caller& caller, LeaseId lease, uint64_t offset,

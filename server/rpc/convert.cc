@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "common/checksum.h"
 namespace cairn::rpc {
 namespace {
 
@@ -114,6 +115,39 @@ StatusOr<std::vector<engine::event::Seal>> ToSeals(const std::vector<wire::Seale
     result.push_back(std::move(seal));
   }
   return result;
+}
+
+StatusOr<std::vector<ObjectEntry>> ToEntries(const std::vector<wire::StoreObject>& objects) {
+  if (objects.size() > kMaxObjectsPerCall) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("objects: ", objects.size(), " in one store, at most ", kMaxObjectsPerCall));
+  }
+  std::vector<ObjectEntry> entries;
+  entries.reserve(objects.size());
+  for (const wire::StoreObject& object : objects) {
+    CAIRN_RETURN_IF_ERROR(ValidateObjectName(object.name));
+    const std::string named = absl::StrCat("\"", object.name, "\"");
+    CAIRN_RETURN_IF_ERROR(Annotate(ValidateObjectLength(object.length), named));
+    if (!entries.empty() && object.name <= entries.back().name) {
+      return absl::InvalidArgumentError(absl::StrCat("objects: ", named, " after \"",
+                                                     entries.back().name,
+                                                     "\", names ascend and none comes twice"));
+    }
+    const StatusOr<ObjectKind> kind = FromWire(object.kind);
+    if (!kind.ok()) return Annotate(kind.status(), named);
+    ObjectEntry entry;
+    entry.name = object.name;
+    entry.kind = *kind;
+    entry.length = static_cast<uint64_t>(object.length);
+    entry.block_crcs.assign(object.block_crcs.begin(), object.block_crcs.end());
+    if (entry.block_crcs.size() != BlockCount(entry.length, kBlockBytes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(named, " block_crcs: ", entry.block_crcs.size(), ", its ", entry.length,
+                       " bytes have ", BlockCount(entry.length, kBlockBytes), " blocks"));
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
 }
 
 StatusOr<engine::event::Hello> ToHello(const wire::HelloRequest& request) {

@@ -28,6 +28,8 @@ StatusOr<PartKey> ToPart(const std::string& job, int64_t step, int64_t attempt, 
 StatusOr<std::vector<engine::event::ObjectSpec>> ToSpecs(
     const std::vector<wire::ObjectSpec>& specs);
 StatusOr<engine::event::ToCome> ToComeFrom(const wire::ToCome& to_come);
+// Whose names ascend, each with as many checksums as its length asks for.
+StatusOr<std::vector<ObjectEntry>> ToEntries(const std::vector<wire::StoreObject>& objects);
 StatusOr<std::vector<engine::event::Seal>> ToSeals(const std::vector<wire::SealedObject>& seals);
 StatusOr<engine::event::Hello> ToHello(const wire::HelloRequest& request);
 // Only CACHED, REPLICATED and PERSISTED can be waited for.

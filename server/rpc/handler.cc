@@ -57,6 +57,13 @@ Body Expect(node::Answer answer) {
   return std::move(*body);
 }
 
+wire::CommitReply FromCommitted(const reply::Commit& done) {
+  wire::CommitReply reply;
+  reply.__set_digest(done.digest);
+  reply.__set_complete(done.complete);
+  return reply;
+}
+
 template <typename Result>
 Result Failed(wire::Error error) {
   Result result;
@@ -184,6 +191,9 @@ const absl::flat_hash_map<absl::string_view, Method>& Methods() {
     add(MethodOf<Cairn_seal_args, Cairn_seal_result>("seal", &Handler::Seal));
     add(MethodOf<Cairn_commit_args, Cairn_commit_result>("commit", &Handler::Commit));
     add(MethodOf<Cairn_abort_args, Cairn_abort_result>("abort", &Handler::Abort));
+    add(MethodOf<Cairn_openStream_args, Cairn_openStream_result>("openStream",
+                                                                 &Handler::OpenStream));
+    add(MethodOf<Cairn_store_args, Cairn_store_result>("store", &Handler::Store));
     add(MethodOf<Cairn_open_args, Cairn_open_result>("open", &Handler::Open));
     add(MethodOf<Cairn_release_args, Cairn_release_result>("release", &Handler::Release));
     add(MethodOf<Cairn_renew_args, Cairn_renew_result>("renew", &Handler::Renew));
@@ -621,12 +631,7 @@ void Handler::Commit(CallId id, wire::Cairn_commit_args& args) {
   commit.deadline = DeadlineOf(request.timeout_ms);
   commit.fence = request.fence;
   SealSome(args.call, commit.part, /*provisional=*/true, &commit.seals);
-  Ask<wire::Cairn_commit_result, reply::Commit>(id, std::move(commit), [](reply::Commit done) {
-    wire::CommitReply reply;
-    reply.__set_digest(done.digest);
-    reply.__set_complete(done.complete);
-    return reply;
-  });
+  Ask<wire::Cairn_commit_result, reply::Commit>(id, std::move(commit), FromCommitted);
 }
 
 void Handler::Abort(CallId id, wire::Cairn_abort_args& args) {
@@ -637,6 +642,36 @@ void Handler::Abort(CallId id, wire::Cairn_abort_args& args) {
   abort.world_size = args.request.world_size;
   if (abort.world_size != 0) OrThrow(ValidateWorld(args.request.writer, abort.world_size));
   Tell<wire::Cairn_abort_result>(id, std::move(abort));
+}
+
+void Handler::OpenStream(CallId id, wire::Cairn_openStream_args& args) {
+  CheckCall(args.call);
+  const StatusOr<LeaseId> lease = node_->OpenStream(Caller());
+  if (!lease.ok()) Throw(lease.status());
+  Respond(id, Success<wire::Cairn_openStream_result>(static_cast<int64_t>(*lease)));
+}
+
+void Handler::Store(CallId id, wire::Cairn_store_args& args) {
+  CheckCall(args.call);
+  const wire::StoreRequest& request = args.request;
+  event::Store store;
+  store.caller = Caller();
+  store.call = args.call;
+  store.part = PartOf(request);
+  OrThrow(ValidateWorld(request.writer, request.world_size));
+  store.world_size = request.world_size;
+  store.objects = OrThrow(ToEntries(request.objects));
+  OrThrow(ValidateNotes(request.notes));
+  store.notes = request.notes;
+  if (request.created_unix_ms <= 0) {
+    OrThrow(absl::InvalidArgumentError(
+        absl::StrCat("created_unix_ms: ", request.created_unix_ms, ", must be above 0")));
+  }
+  store.unix_ms = request.created_unix_ms;
+  store.stream = OrThrow(ToUnsigned("stream", request.stream));
+  store.deadline = OrThrow(ToDeadline(node_->clock()->Now(), request.timeout_ms));
+  store.fence = request.fence;
+  Ask<wire::Cairn_store_result, reply::Commit>(id, std::move(store), FromCommitted);
 }
 
 // --- loading

@@ -67,6 +67,8 @@ class Handler : public std::enable_shared_from_this<Handler> {
   void Seal(CallId id, wire::Cairn_seal_args& args);
   void Commit(CallId id, wire::Cairn_commit_args& args);
   void Abort(CallId id, wire::Cairn_abort_args& args);
+  void OpenStream(CallId id, wire::Cairn_openStream_args& args);
+  void Store(CallId id, wire::Cairn_store_args& args);
   void Open(CallId id, wire::Cairn_open_args& args);
   void Release(CallId id, wire::Cairn_release_args& args);
   void Renew(CallId id, wire::Cairn_renew_args& args);

@@ -125,6 +125,7 @@ class ApplyNode {
   void Do(action::Verify& a);
   void Do(action::Persist& a);
   void Do(action::WriteLineRecord& a);
+  void Do(action::Store&) {}  // no writer here asks for it
   void Do(action::Reinstate&) {}
   void Do(action::DeleteFiles& a);
   void Do(action::ScanJob& a);

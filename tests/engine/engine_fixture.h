@@ -214,10 +214,7 @@ class EngineTest : public testing::Test {
     const auto own = persist_status_of.find(a.checkpoint.step);
     const Status status = own == persist_status_of.end() ? persist_status : own->second;
     if (status.ok()) {
-      if (a.origin.has_value()) {
-        recorded_at.try_emplace(a.origin->number, kUnix + now / kNanosPerMilli);
-        line_records.try_emplace({a.origin->number, a.origin->kind}, *a.origin);
-      }
+      if (a.origin.has_value()) NoteOrigin(*a.origin);
       for (const auto& part : a.parts) WritePart(part->Whole());
     }
     const auto at = stored.find(a.checkpoint);
@@ -225,6 +222,25 @@ class EngineTest : public testing::Test {
     pending.push_back(event::Persisted{a.checkpoint, status,
                                        published ? at->second.location : Location(),
                                        /*awaits_others=*/status.ok() && !published});
+  }
+  void Do(action::Store& a) {
+    stores.push_back(a);
+    if (!hold_stores) FinishStore();
+  }
+  void FinishStore() {
+    const action::Store a = stores.at(stores_done++);
+    event::Stored done{a.part, store_status, ManifestDigest(EncodeManifest(*a.manifest))};
+    if (done.status.ok()) {
+      if (a.origin.has_value()) NoteOrigin(*a.origin);
+      WritePart(*a.manifest);
+      const auto at = stored.find(a.part.checkpoint);
+      if (at != stored.end()) done.published = at->second;
+    }
+    pending.push_back(std::move(done));
+  }
+  void NoteOrigin(const LineRecord& origin) {
+    recorded_at.try_emplace(origin.number, kUnix + now / kNanosPerMilli);
+    line_records.try_emplace({origin.number, origin.kind}, origin);
   }
   // Into storage, this node's or another's; with the last part of it the checkpoint is published.
   void WritePart(const Manifest& manifest) {
@@ -605,6 +621,10 @@ class EngineTest : public testing::Test {
   std::vector<action::Verify> verifies;
   std::vector<action::Persist> persists;
   size_t persists_done = 0;
+  std::vector<action::Store> stores;
+  size_t stores_done = 0;
+  bool hold_stores = false;
+  Status store_status;
   RemovedSteps removed;  // tombstones in storage, of the one job
   std::vector<CheckpointKey> reinstated;
   std::vector<action::WriteLineRecord> record_writes;

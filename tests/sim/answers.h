@@ -25,6 +25,7 @@ class Answer {
   void On(const event::SealObjects& e);
   void On(const event::Commit& e);
   void On(const event::Abort&) {}
+  void On(const event::Store&) {}  // no writer here asks for it
   void On(const event::LocateChunk& e);
   void On(const event::Open& e);
   void On(const event::Release&) {}

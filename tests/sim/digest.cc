@@ -123,6 +123,10 @@ class Digester {
       Words(EncodeManifest(*part));
     }
   }
+  void Take(const action::Store& a) {
+    Values("Store", a.part, a.uid, a.gid, a.session, a.stream);
+    Words(EncodeManifest(*a.manifest));
+  }
   void Take(const action::WriteLineRecord& a) {
     Values("WriteLineRecord", EncodeLineRecord(a.record), a.uid, a.gid);
   }

@@ -174,6 +174,7 @@ class Node {
   void Do(action::Verify& a) { executor.Begin(a); }
   void Do(action::Persist& a) { executor.Begin(a); }
   void Do(action::WriteLineRecord& a) { executor.Begin(a); }
+  void Do(action::Store&) {}      // no writer here asks for it
   void Do(action::Reinstate&) {}  // all that is published can be read alike
   void Do(action::DeleteFiles& a);
   void Do(action::ReadTables& a) { executor.Begin(a); }

@@ -388,9 +388,10 @@ def test_all_ranks_skip_a_save_or_none(node: Node, tmp_path: Path) -> None:
         weights = torch.zeros(1000)
         def save(step, **more):
             return c.save_async(step, {{f"w{{rank}}.pt": weights}}, overlap=[weights], **more)
-        assert not save(1, busy="skip").skipped
+        first = save(1, busy="skip")
+        assert not first.skipped
         assert c.fence()
-        assert c._savings._last.wait(30)
+        assert first.wait(30)
         dist.barrier()
         if rank == 1:
             os.kill({node.daemon_pid()}, signal.SIGSTOP)
@@ -407,6 +408,43 @@ def test_all_ranks_skip_a_save_or_none(node: Node, tmp_path: Path) -> None:
         assert c.latest().step == 4
         """,
         "skips",
+        node,
+        tmp_path,
+    )
+
+
+def test_all_ranks_go_straight_into_storage_or_none(node: Node, tmp_path: Path) -> None:
+    """Also where the save before goes on at one of them alone."""
+    run_ranks(
+        2,
+        f"""
+        import signal
+        def save(step):
+            part = torch.full((1 << 20,), step + rank, dtype=torch.uint8)
+            return c.save_async(step, {{f"w{{rank}}.pt": part}}, overlap=[part], busy="storage")
+        first = save(1)
+        assert not first.stored
+        assert c.fence()
+        assert first.wait(30)
+        dist.barrier()
+        if rank == 1:
+            os.kill({node.daemon_pid()}, signal.SIGSTOP)
+            weights = torch.zeros(1000)
+            alone = c.save_async(2, {{"w.pt": weights}}, overlap=[weights], writers=1)
+        saving = save(3)
+        assert saving.stored and not saving.done
+        dist.barrier()
+        if rank == 1:
+            os.kill({node.daemon_pid()}, signal.SIGCONT)
+            assert alone.wait(30) and alone.ok
+        assert c.fence()
+        assert saving.wait(60) and saving.ok, saving
+        dist.barrier()
+        assert c.latest().step == 3
+        other = cairn.load(f"cairn://{{job}}/3/w{{1 - rank}}.pt")
+        assert torch.equal(other, torch.full((1 << 20,), 4 - rank, dtype=torch.uint8))
+        """,
+        "straight",
         node,
         tmp_path,
     )

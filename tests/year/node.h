@@ -114,6 +114,7 @@ class Node {
   void Do(action::Verify& a);
   void Do(action::Persist& a);
   void Do(action::WriteLineRecord& a);
+  void Do(action::Store&) {}  // no writer here asks for it
   void Do(action::Reinstate&) {}
   void Do(action::DeleteFiles& a);
   void Do(action::ScanJob& a);

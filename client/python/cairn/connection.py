@@ -313,6 +313,7 @@ class Connection:
         timeout: float | None,
         note_failure: Callable[[int, Error, bool], None],
         handed_over: bytes | None = None,
+        stored: bool = False,
     ) -> Step:
         number = _step_number(step)
         among = self._among(writers, writer)
@@ -320,7 +321,7 @@ class Connection:
 
         def begin() -> _native.Step:
             if handed_over is None:
-                return self._begin_step(number, among, timeout or 0.0)
+                return self._begin_step(number, among, timeout or 0.0, stored)
             return self._writing_session().take_over(handed_over, timeout or 0.0)
 
         return Step(
@@ -400,9 +401,11 @@ class Connection:
         Args:
           objects: by name, as for `Step.save`.
           overlap: an optimizer, or several, or the tensors themselves.
-          busy: while the save before goes on, or there is no memory: "wait", or "skip" this one. In a
-              torch.distributed group of the connection's size "skip" is a collective: all ranks skip, or
-              none. So it is not for a step that only some of the ranks save.
+          busy: while the save before goes on, or there is no memory: "wait", "skip" this one, or write it
+              straight into "storage": this returns, or with `overlap` the fence does, when the files are
+              written, and the step is complete once they are published. In a torch.distributed group of
+              the connection's size "skip" and "storage" are collectives: all ranks do so, or none. So they
+              are not for a step that only some of the ranks save.
           step, writers, writer, strict, notes, timeout: as `step`'s.
 
         Raises:
@@ -411,14 +414,16 @@ class Connection:
         number = _step_number(step)
         among = self._among(writers, writer)
         alone = among == (1, 0) or self.world_size == 1
-        if busy == "skip" and among is not None and not alone:
+        if busy != "wait" and among is not None and not alone:
             raise InvalidArgument(
-                'busy: all ranks agree on "skip", and only some save this step: give "wait"'
+                f'busy: all ranks agree on "{busy}", and only some save this step: give "wait"'
             )
 
-        def make_part() -> Step:
+        def make_part(stored: bool) -> Step:
             # What it fails with is told later, in the thread that saves.
-            return self._make_step(number, writers, writer, True, notes, timeout, lambda *_: None)
+            return self._make_step(
+                number, writers, writer, True, notes, timeout, lambda *_: None, stored=stored
+            )
 
         def any_rank(busy_here: bool) -> bool:
             return busy_here if alone else distributed.any_of(busy_here, self.world_size)
@@ -440,14 +445,16 @@ class Connection:
         self._savings.settle()
         return staged
 
-    def _begin_step(self, step: int, among: tuple[int, int] | None, timeout: float) -> _native.Step:
+    def _begin_step(
+        self, step: int, among: tuple[int, int] | None, timeout: float, stored: bool = False
+    ) -> _native.Step:
         session = self._writing_session()
         if among is not None:
             self._entered_as.add(among[1])
         chooser = self._chooser(session)
         if _chosen.get(chooser) == self._options.attempt:
             _entered[chooser] = max(step, _entered.get(chooser, step))
-        return session.begin_step(step, among, timeout)
+        return session.begin_step(step, among, timeout, stored)
 
     def _describe_writer(self, among: tuple[int, int] | None) -> str:
         who = f"rank {self.rank} of {self.world_size}"

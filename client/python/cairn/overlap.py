@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import threading
 import time
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from cairn.step import Step
 
 _WAIT_SLICE_S = 1.0
-BUSY = ("wait", "skip")
-# With "skip" memory that is about to come back is waited for so long.
+BUSY = ("wait", "skip", "storage")
+# With "skip" and "storage" memory that is about to come back is waited for so long.
 _ROOM_PATIENCE_S = 0.2
 
 
@@ -69,11 +70,13 @@ class Saving:
       step: its number.
       skipped: nothing was saved, as `busy` was "skip": on some rank the one before had not ended, or there
           was no memory.
+      stored: it goes straight into storage, as `busy` was "storage".
     """
 
-    def __init__(self, step: int, part: Step | None, strict: bool) -> None:
+    def __init__(self, step: int, part: Step | None, strict: bool, stored: bool = False) -> None:
         self.step = step
         self.skipped = part is None
+        self.stored = stored
         self._part = part
         self._strict = strict
         self._writing: _native.Writing | None = None
@@ -98,7 +101,8 @@ class Saving:
         if self.skipped:
             return "skipped"
         if not self.staged:
-            return f"copying, {self.bytes_copied} of {self.bytes} bytes"
+            doing = "going into storage" if self.stored else "copying"
+            return f"{doing}, {self.bytes_copied} of {self.bytes} bytes"
         if not self.done:
             return "copied, being committed"
         if self.error is not None:
@@ -107,7 +111,7 @@ class Saving:
 
     @property
     def staged(self) -> bool:
-        """Everything is copied, or nothing will be: the objects may change."""
+        """Everything is copied, or written to storage, or nothing will be: the objects may change."""
         return self._staged.is_set()
 
     @property
@@ -171,6 +175,13 @@ class Saving:
             assert self._part is not None
             self._part.discard()
             self._part, self.skipped, self._reported = None, True, True
+
+    def _go_straight(self, part: Step) -> None:
+        """There is no room: `part`, which takes none, is saved instead. Unless it has failed."""
+        if self._failure is None:
+            assert self._part is not None
+            self._part.discard()
+            self._part, self.stored = part, True
 
     def _begin(
         self,
@@ -238,12 +249,15 @@ class Saving:
                     raise FailedPrecondition("interrupted before it was copied")
                 if self._watch is not None:
                     self._watch.check(self._objects)
-            self._copied = part.bytes_written
+            if self.stored:  # their checksums were taken; the bytes are read where they lie
+                part.commit()
+            self._copied = self._bytes if self.stored else part.bytes_written
             self._writing = None
             payloads.clear()
             self._objects, self._watch = {}, None
             self._staged.set()
-            part.commit()
+            if not self.stored:
+                part.commit()
             failure = part.error
         except BaseException as error:
             failure = error
@@ -268,12 +282,12 @@ class Saving:
 
 
 class Savings:
-    """The saves of one connection that go on, and those that ended and of which nobody was told yet. At most
-    one goes on at a time."""
+    """The saves of one connection that go on, and those that ended and of which nobody was told yet. One goes
+    on at a time, and beside it at most one that goes straight into storage."""
 
     def __init__(self, note_failure: Callable[[int, Error, bool], None]) -> None:
         self._note_failure = note_failure
-        self._last: Saving | None = None
+        self._under_way: list[Saving] = []  # in their order; also those that nobody was told of
         self._pid = os.getpid()
         self._mutex = threading.Lock()  # of who begins one
         self._begins = 0  # the thread that does
@@ -285,13 +299,14 @@ class Savings:
         self,
         step: int,
         objects: Mapping[str, Any],
-        make_part: Callable[[], Step],
+        make_part: Callable[[bool], Step],
         *,
         overlap: Any,
         busy: str,
         strict: bool,
         any_rank: Callable[[bool], bool],
     ) -> Saving:
+        """`make_part(True)` is of a part that goes straight into storage."""
         if busy not in BUSY:
             raise InvalidArgument(f"busy: {busy!r} is none of {', '.join(BUSY)}")
         for name in objects:
@@ -299,20 +314,30 @@ class Savings:
         given = unchanged.optimizers_and_tensors(overlap)
         watch = None if overlap is None else unchanged.Watch(given)
         if os.getpid() != self._pid:
-            make_part().begin()  # raises: in a forked child nothing can be saved
+            make_part(False).begin()  # raises: in a forked child nothing can be saved
         if self._begins == threading.get_ident():
             raise FailedPrecondition("save_async within save_async, as in a handler of a signal")
         with self._mutex:
             self._begins = threading.get_ident()
             try:
-                last = self._last
-                if busy == "skip" and any_rank(last is not None and not last.done):
+                before = list(self._under_way)
+                goes_on = any(not saving.done for saving in before)
+                stored = busy != "wait" and any_rank(goes_on)
+                if stored and busy == "skip":
                     return Saving(step, None, strict)
-                if last is not None:
-                    last._wait_staged()
-                    last.wait()
-                saving = Saving(step, make_part(), strict)
-                self._copy(saving, objects, given, watch, any_rank if busy == "skip" else None)
+                for earlier in before:
+                    if earlier.stored or not stored:
+                        earlier._wait_staged()
+                        earlier.wait()
+                saving = Saving(step, make_part(stored), strict, stored)
+                self._copy(
+                    saving,
+                    objects,
+                    given,
+                    watch,
+                    None if busy == "wait" or stored else any_rank,
+                    functools.partial(make_part, True) if busy == "storage" else None,
+                )
             finally:
                 self._begins = 0
         if watch is None:
@@ -321,8 +346,7 @@ class Savings:
             except BaseException:
                 saving._abandon()
                 raise
-        if last is not None:
-            self._settle(last)
+        self.settle()
         self._settle(saving)  # it may have failed at once
         return saving
 
@@ -333,8 +357,9 @@ class Savings:
         given: list[Any],
         watch: unchanged.Watch | None,
         any_rank: Callable[[bool], bool] | None,
+        make_stored: Callable[[], Step] | None,
     ) -> None:
-        """With `any_rank` it is skipped where on some rank there is no room."""
+        """With `any_rank`: where on some rank there is no room it is what `make_stored` makes, or skipped."""
         try:
             payloads = [(name, _encode(obj, watch)) for name, obj in objects.items()]
             if watch is not None:
@@ -345,10 +370,14 @@ class Savings:
                 any_rank(True)  # the others wait to hear it
             raise
         if any_rank is not None and any_rank(no_room):
-            saving._skip()
-            return
+            if make_stored is None:
+                saving._skip()
+            else:
+                saving._go_straight(make_stored())
+            if saving.done:
+                return
         self.fence_before_steps_of(given)
-        self._last = saving
+        self._under_way.append(saving)
         saving._begin(payloads, objects, watch)
 
     def fence_before_steps_of(self, given: list[Any]) -> None:
@@ -379,22 +408,27 @@ class Savings:
         def left() -> float | None:
             return None if end is None else max(0.0, end - time.monotonic())
 
-        last = self._last
-        copied = last is None or last._wait_staged(timeout)
+        copied = [saving._wait_staged(left()) for saving in list(self._under_way)]
         with self._held_mutex:
             held = list(self._held)
-        return all([copied, *(_has_copied(wait, left()) for wait in held)])
+        return all([*copied, *(_has_copied(wait, left()) for wait in held)])
 
     def wait(self) -> None:
         self.wait_staged()
-        last = self._last
-        if last is not None:
-            last._wait_staged()
-            last.wait()
+        for saving in list(self._under_way):
+            saving._wait_staged()
+            saving.wait()
 
     def settle(self) -> None:
-        if self._last is not None:
-            self._settle(self._last)
+        try:
+            for saving in list(self._under_way):
+                self._settle(saving)
+        finally:
+            self._under_way = [
+                saving
+                for saving in self._under_way
+                if not saving.done or not (saving._reported or saving._failure is None)
+            ]
 
     def _settle(self, saving: Saving) -> None:
         """Tells of a save that ended without success, once: raises where `step` would have."""

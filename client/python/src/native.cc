@@ -159,11 +159,16 @@ class PySession {
     Call([&] { return session_->SetAttempt(attempt); });
   }
   // `among`: how many ranks save the step, and which of them this is.
-  PyStep BeginStep(Step step, std::optional<std::pair<int32_t, Writer>> among, double timeout_s) {
+  // `stored`: of a part that goes straight into storage.
+  PyStep BeginStep(Step step, std::optional<std::pair<int32_t, Writer>> among, double timeout_s,
+                   bool stored) {
     std::optional<client::Among> of_some;
     if (among.has_value()) of_some = client::Among{among->first, among->second};
-    return PyStep(
-        Call([&] { return session_->BeginStep(step, of_some, absl::Seconds(timeout_s)); }));
+    const absl::Duration timeout = absl::Seconds(timeout_s);
+    return PyStep(Call([&] {
+      return stored ? session_->BeginStored(step, of_some, timeout)
+                    : session_->BeginStep(step, of_some, timeout);
+    }));
   }
   PyStep TakeOver(const std::string& handed_over, double timeout_s) {
     return PyStep(Call([&] { return session_->TakeOver(handed_over, absl::Seconds(timeout_s)); }));
@@ -321,7 +326,8 @@ void DefineSession(py::module_& module) {
       .def("propose_attempt", &PySession::ProposeAttempt)
       .def("choose_attempt", &PySession::ChooseAttempt)
       .def("set_attempt", &PySession::SetAttempt, arg("attempt"))
-      .def("begin_step", &PySession::BeginStep, arg("step"), arg("among"), arg("timeout"))
+      .def("begin_step", &PySession::BeginStep, arg("step"), arg("among"), arg("timeout"),
+           arg("stored") = false)
       .def("take_over", &PySession::TakeOver, arg("handed_over"), arg("timeout"))
       .def("open", &PySession::Open, arg("job"), arg("step"), arg("name"), arg("mode"),
            arg("timeout"), arg("attempt") = 0, arg("revision") = -1)

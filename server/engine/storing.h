@@ -1,0 +1,66 @@
+// Parts that go straight into storage: a writer for whom there is no memory, or who does not wait for his last copy, sends
+// their bytes, and none of them takes memory of the node. Such a part is committed when its checkpoint is published,
+// with the parts of all its writers, and from then on it is like any that only storage has. A daemon that dies before
+// has nothing to recover: what it wrote is swept, or kept for a writer who stores it again.
+//
+// Invariants:
+//   1. A part is stored once at a time, and each that is stored has an action under way.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "server/engine/callers.h"
+#include "server/engine/merging.h"
+#include "server/engine/mode.h"
+#include "server/engine/saving.h"
+
+namespace cairn::engine {
+
+class Storing : public Waitlist {
+ public:
+  Storing(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
+          Parts* parts, Saving* saving, Merging* merging)
+      : options_(options),
+        mode_(mode),
+        out_(*out),
+        callers_(*callers),
+        jobs_(*jobs),
+        parts_(*parts),
+        saving_(*saving),
+        merging_(*merging) {}
+
+  void On(const event::Store& event);
+  void On(const event::Stored& event);
+  size_t under_way() const { return under_way_.size(); }
+
+  void Left(const Parked& parked) override;
+  void TimeUp(const Parked& parked) override;
+
+  std::string CheckInvariants() const;
+
+ private:
+  struct UnderWay {
+    SessionId session = 0;
+    std::set<RequestId> waiting;
+  };
+
+  // What a call that was answered before is answered again; nullopt: it was not.
+  std::optional<Body> AnswerOfRepeat(const event::Store& event, const Job& job) const;
+  void Await(const event::Store& event, UnderWay* under_way);
+  StatusOr<Body> AnswerOf(const event::Stored& event, Job* job, Attempt* superseded_by);
+
+  const Options& options_;
+  const Mode& mode_;
+  Outbox& out_;
+  Callers& callers_;
+  Jobs& jobs_;
+  Parts& parts_;
+  Saving& saving_;
+  Merging& merging_;
+
+  std::map<PartKey, UnderWay> under_way_;
+};
+
+}  // namespace cairn::engine

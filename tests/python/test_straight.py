@@ -1,0 +1,213 @@
+"""Saves that go straight into storage, where there is no memory or the one before goes on: busy="storage"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import cairn
+import pytest
+import torch
+from node import MIB, Node
+from test_overlap import standing_still
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A node that two steps of 24 MiB fill."""
+    node = Node(budget=64 * MIB).start()
+    monkeypatch.setenv("CAIRN_SOCKET", node.socket)
+    yield node
+    node.remove()
+
+
+def weights_of(step: int) -> torch.Tensor:
+    return torch.arange(24 * MIB // 8, dtype=torch.int64) + step
+
+
+def fill(c: cairn.Connection) -> None:
+    for step in (1, 2):
+        assert c.save_async(step, {"w.pt": weights_of(step)}).wait(30)
+        c.pin(step)  # it may not go
+
+
+def files_of(node: Node, job: str, step: int) -> Path:
+    return node.storage / job / str(step)
+
+
+def unpublished(node: Node, job: str) -> list[Path]:
+    partial = node.storage / job / ".cairn" / "partial"
+    return [path for path in partial.rglob("*") if path.is_file()] if partial.exists() else []
+
+
+def test_what_finds_no_memory_goes_straight_into_storage(small: Node, job: str) -> None:
+    with cairn.connect(job) as c:
+        fill(c)
+        used = c.status()["used_bytes"]
+        weights = weights_of(3)
+        saving = c.save_async(3, {"w.pt": weights, "note": b"bytes"}, busy="storage")
+        assert saving.stored and saving.staged and saving.wait(30), saving
+        assert saving.ok and saving.complete and saving.bytes_copied == saving.bytes, saving
+        weights.zero_()
+        assert c.status()["used_bytes"] == used
+        assert c.latest().step == 3 and c.wait(3, "persisted", 5)
+        assert torch.equal(cairn.load(f"cairn://{job}/3/w.pt"), weights_of(3))
+        assert bytes(cairn.load(f"cairn://{job}/3/note")) == b"bytes"
+        stock = files_of(small, job, 3) / "w.pt"
+        assert torch.equal(torch.load(stock), weights_of(3)) and stock.stat().st_uid == os.getuid()
+        c.pin(1, False)
+        again = c.save_async(4, {"w.pt": weights_of(4)}, busy="storage")
+        assert again.wait(30) and again.ok and not again.stored, "there is memory again"
+        assert c.latest().step == 4
+
+
+def test_a_daemon_that_starts_anew_finds_it(small: Node, job: str) -> None:
+    with cairn.connect(job) as c:
+        fill(c)
+        assert c.save_async(3, {"w.pt": weights_of(3)}, busy="storage").wait(30)
+        small.kill_daemon()
+        assert c.latest().step == 3
+        assert torch.equal(cairn.load(f"cairn://{job}/3/w.pt"), weights_of(3))
+    small.kill()
+    small.start()
+    with cairn.connect(job) as c:
+        assert c.latest().step == 3
+
+
+def test_it_goes_beside_the_save_before(node: Node, job: str) -> None:
+    with cairn.connect(job) as c:
+        assert c.attempt
+        weights = weights_of(1)
+        with standing_still(node):
+            first = c.save_async(1, {"w.pt": weights}, overlap=[weights])
+            beside = weights_of(2)
+            second = c.save_async(2, {"w.pt": beside}, overlap=[beside], busy="storage")
+            assert second.stored and not first.done and not second.staged
+        assert c.fence() and first.staged and second.staged
+        assert first.wait(30) and second.wait(30) and first.ok and second.ok, (first, second)
+        assert c.latest().step == 2
+        assert torch.equal(cairn.load(f"cairn://{job}/1/w.pt"), weights_of(1))
+        assert torch.equal(cairn.load(f"cairn://{job}/2/w.pt"), weights_of(2))
+    assert (files_of(node, job, 2) / "w.pt").exists()
+    assert not files_of(node, job, 1).exists(), "the policy is on demand"
+
+
+def test_what_changes_before_it_is_written_fails_the_save(node: Node, job: str) -> None:
+    with cairn.connect(job) as c:
+        assert c.save_async(1, {"small.pt": 1}).wait(30)
+        weights, small = weights_of(3), torch.zeros(3)
+        with standing_still(node):
+            first = c.save_async(2, {"small.pt": small}, overlap=[small])
+            saving = c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="storage")
+            assert saving.stored
+            time.sleep(0.3)  # its checksums are taken
+            weights += 1
+        assert first.wait(30) and first.ok
+        assert saving.wait(30) and isinstance(saving.error, cairn.FailedPrecondition), saving
+        with pytest.raises(cairn.FailedPrecondition, match=r"changed while .*w\.pt"):
+            c.fence()
+        assert c.latest().step == 2 and not files_of(node, job, 3).exists()
+        assert c.save_async(3, {"w.pt": weights}).wait(30)
+        assert torch.equal(cairn.load(f"cairn://{job}/3/w.pt"), weights)
+
+
+def test_without_storage_it_is_told(job: str) -> None:
+    node = Node(budget=64 * MIB, storage=False).start()
+    try:
+        with cairn.connect(job, socket=node.socket) as c:
+            fill(c)
+            with pytest.raises(cairn.FailedPrecondition, match=r"storage\.root"):
+                c.save_async(3, {"w.pt": weights_of(3)}, busy="storage")
+            assert c.latest().step == 2
+    finally:
+        node.remove()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.03])
+def test_a_daemon_that_dies_meanwhile_fails_it_at_most(small: Node, job: str, delay: float) -> None:
+    with cairn.connect(job) as c, warnings.catch_warnings():
+        warnings.simplefilter("ignore", cairn.CairnWarning)
+        fill(c)
+        saved = 2
+        for step in (3, 4):  # the keeper's next daemon but one would admit nothing
+            weights = weights_of(step)
+            saving = c.save_async(step, {"w.pt": weights}, overlap=[weights], busy="storage")
+            time.sleep(delay)
+            small.kill_daemon()
+            assert saving.wait(60)
+            c.fence()
+            if saving.ok:
+                saved = step
+            assert c.latest().step >= saved
+        for step in range(3, 5):
+            if files_of(small, job, step).exists():
+                assert torch.equal(cairn.load(f"cairn://{job}/{step}/w.pt"), weights_of(step))
+
+
+def test_of_a_trainer_that_is_killed_nothing_is_published(small: Node, job: str) -> None:
+    script = f"""
+import cairn, torch
+c = cairn.connect({job!r})
+for step in (1, 2):
+    assert c.save_async(step, {{"w.pt": torch.ones(24 << 20, dtype=torch.uint8)}}).wait(30)
+    c.pin(step)
+print("begins", flush=True)
+for step in range(3, 1000):
+    weights = torch.full((24 << 20,), step % 256, dtype=torch.uint8)
+    assert c.save_async(step, {{"w.pt": weights}}, busy="storage").ok
+    print(step, flush=True)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "begins\n"
+    last = int(trainer.stdout.readline())
+    time.sleep(0.25)
+    trainer.send_signal(signal.SIGKILL)
+    told = trainer.stdout.read().split()
+    trainer.wait()
+    last = max([last, *map(int, told)])
+    with cairn.connect(job, rank=-1) as reader:
+        latest = reader.latest().step
+    assert last <= latest <= last + 1
+    assert int(cairn.load(f"cairn://{job}/{latest}/w.pt")[0]) == latest % 256
+
+
+def test_a_writer_that_does_not_send_is_given_up(small: Node, job: str) -> None:
+    """Its part is not there, others save meanwhile, and the daemon ends in time."""
+    with cairn.connect(job) as c:
+        fill(c)
+        script = """
+import cairn, os, signal, time, torch
+c = cairn.connect("stands")
+weights = torch.ones(100 << 20, dtype=torch.uint8)
+saving = c.save_async(1, {"w.pt": weights}, overlap=[weights], busy="storage")
+while saving.bytes_copied == 0:
+    time.sleep(0.0005)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+        stands = subprocess.Popen([sys.executable, "-c", script])
+        _, status = os.waitpid(stands.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert c.save_async(3, {"w.pt": weights_of(3)}, busy="storage").ok
+        begin = time.monotonic()
+        os.kill(small.daemon_pid(), signal.SIGTERM)
+        old = small.daemon_pid()
+        while small.daemon_pid() == old and time.monotonic() < begin + 60:
+            time.sleep(0.05)
+        assert time.monotonic() - begin < 30
+        stands.kill()
+        stands.wait()
+
+
+def test_only_some_ranks_cannot_agree(node: Node, job: str) -> None:
+    with cairn.connect(job, rank=0, world_size=4, attempt=1) as c:
+        with pytest.raises(ValueError, match='busy: all ranks agree on "storage"'):
+            c.save_async(1, {"w.pt": torch.ones(3)}, busy="storage", writers=2, writer=0)
+        with pytest.raises(ValueError, match="busy: 'disk' is none of wait, skip, storage"):
+            c.save_async(1, {"w.pt": torch.ones(3)}, busy="disk")
