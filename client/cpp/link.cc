@@ -381,6 +381,15 @@ void Link::FlushReleases(Connection* connection, Attachment* attachment) {
   attachment->ended_leases.insert(attachment->ended_leases.end(), leases.begin(), leases.end());
 }
 
+std::unique_ptr<Connection> Link::AcquireToClose(const Attachment& current) {
+  const MonotonicNanos deadline = DeadlineAfter(kShortCall);
+  StatusOr<std::unique_ptr<Connection>> connection = Connection::Open(options_.socket, deadline);
+  if (!connection.ok() || SessionEnded(connection->get(), current, deadline)) return nullptr;
+  MutexLock lock(&state_->mu);
+  ++state_->open;
+  return *std::move(connection);
+}
+
 void Link::Close() {
   if (!InThisProcess()) return;
   {
@@ -392,6 +401,8 @@ void Link::Close() {
   // Without a goodbye the node uses nothing anew that a device of this process may still hold.
   if (!let_go && current != nullptr && current->fds != nullptr) current->fds->HangUp();
   std::unique_ptr<Connection> last = AcquireIdle();
+  // Another thread may have taken the only one, and wait on it for long.
+  if (last == nullptr && let_go && current != nullptr) last = AcquireToClose(*current);
   if (last != nullptr) {
     if (current != nullptr) FlushReleases(last.get(), current.get());
     if (!last->broken() && let_go) {

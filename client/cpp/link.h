@@ -102,6 +102,8 @@ class Link : public std::enable_shared_from_this<Link> {
 
   StatusOr<std::unique_ptr<Connection>> Acquire(MonotonicNanos deadline);
   std::unique_ptr<Connection> AcquireIdle();
+  // A new one of that session, whatever their number; null: it has ended, or the daemon does not answer.
+  std::unique_ptr<Connection> AcquireToClose(const Attachment& current);
   void PauseUnlessClosed(absl::Duration pause);  // between two attempts of one call
   void GiveBack(std::unique_ptr<Connection> connection);
   void Discard(std::unique_ptr<Connection> connection);

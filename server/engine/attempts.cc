@@ -32,8 +32,8 @@ int32_t WritersOf(const AttemptState& attempt, Step step, int32_t world_size,
 
 // The rank of the session's process, which saves a step of so many writers as `writer`.
 Writer RankOf(Writer writer, int32_t world_size, const Session& session) {
-  const bool as_at_hello =
-      world_size != 1 && (world_size == session.world_size || session.writer < 0);
+  const bool alone = world_size == 1;
+  const bool as_at_hello = !alone && (world_size == session.world_size || session.writer < 0);
   return as_at_hello ? writer : std::max(session.writer, 0);
 }
 

@@ -200,6 +200,10 @@ class FakeSession : public client::Session {
     EXPECT_TRUE(among.has_value() && among->writers == 1 && among->writer == 0);
     return std::make_unique<FakeWriter>(world_, options_.job, step);
   }
+  StatusOr<std::unique_ptr<client::StepWriter>> BeginStored(Step, std::optional<client::Among>,
+                                                            absl::Duration) override {
+    return absl::UnimplementedError("not asked for here");
+  }
   StatusOr<std::unique_ptr<client::StepWriter>> TakeOver(const std::string&,
                                                          absl::Duration) override {
     return absl::UnimplementedError("not asked for here");

@@ -480,6 +480,113 @@ TEST_F(SessionTest, OfPiecesOnlyTheBlocksTheyTouchMustBeGood) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 3"));
 }
 
+// --- straight into storage
+
+TEST_F(SessionTest, WhatGoesStraightIntoStorageIsWhatWasThere) {
+  const auto session = Connect();
+  const std::vector<uint64_t> sizes = {0, 1, 4095, 4097, kBlockBytes, 9 * kMiB + 3};
+  std::vector<std::string> contents;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    contents.push_back(RandomBytes(sizes[i], static_cast<uint32_t>(i)));
+  }
+  const Json used = NodeStatus()["used_bytes"];
+  auto writer = session->BeginStored(1);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const Source sources[] = {{contents[i].data(), sizes[i] / 2},
+                              {contents[i].data() + sizes[i] / 2, sizes[i] - sizes[i] / 2}};
+    ASSERT_OK((*writer)->Write(absl::StrCat("o", i), ObjectKind::kRaw, sources));
+  }
+  const std::string pixels = RandomBytes(6 * kMiB, 7), note = "note";
+  const auto plan =
+      ZipPlan::Make({{"archive/data/0", pixels.size()}, {"archive/note", note.size()}});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Source records[] = {{pixels.data(), pixels.size()}, {note.data(), note.size()}};
+  ASSERT_OK((*writer)->WriteZip("zip.pt", ObjectKind::kTorch, *plan, records));
+  EXPECT_EQ((*writer)->Write("o1", ObjectKind::kRaw, {}).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ((*writer)->Write("../o", ObjectKind::kRaw, {}).code(),
+            absl::StatusCode::kInvalidArgument);
+  const auto committed = (*writer)->Commit({{"note", "n"}});
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  EXPECT_TRUE(committed->complete);
+  EXPECT_EQ(NodeStatus()["used_bytes"], used);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const auto loaded = Load(session.get(), At(1), absl::StrCat("o", i));
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(*loaded == contents[i]) << i;
+  }
+  // The same archive as one that goes through memory, but for a gap there.
+  auto other = session->BeginStep(2);
+  ASSERT_TRUE(other.ok());
+  ASSERT_OK((*other)->WriteZip("zip.pt", ObjectKind::kTorch, *plan, records));
+  ASSERT_TRUE((*other)->Commit({}).ok());
+  const auto stored = Load(session.get(), At(1), "zip.pt"),
+             cached = Load(session.get(), At(2), "zip.pt");
+  ASSERT_TRUE(stored.ok() && cached.ok()) << stored.status() << cached.status();
+  EXPECT_EQ(stored->size(), plan->MinimumLength());
+  EXPECT_EQ(stored->substr(0, plan->TailOffset()), cached->substr(0, plan->TailOffset()));
+}
+
+TEST_F(SessionTest, AStepOfNoObjectsMayGoStraightIntoStorage) {
+  const auto session = Connect();
+  auto writer = session->BeginStored(1);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const auto committed = (*writer)->Commit({});
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  EXPECT_TRUE(committed->complete);
+  EXPECT_EQ((*writer)->Commit({}).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(SessionTest, WhatChangesOnItsWayIntoStorageIsNotSaved) {
+  const auto session = Connect();
+  std::string bytes = RandomBytes(9 * kMiB, 1);
+  auto writer = session->BeginStored(1);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const Source source = {bytes.data(), bytes.size()};
+  ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  bytes[5 * kMiB] = static_cast<char>(~bytes[5 * kMiB]);
+  const Status status = (*writer)->Commit({}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a: block 1"));
+  EXPECT_EQ(session->Latest().status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(SessionTest, AFileThatBecomesShorterOnItsWayIntoStorageIsToldAsThat) {
+  const auto session = Connect();
+  char path[] = "/tmp/cairn-shorter-XXXXXX";
+  const UniqueFd file(mkstemp(path));
+  unlink(path);
+  const std::string bytes = RandomBytes(9 * kMiB, 1);
+  ASSERT_EQ(pwrite(file.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  auto writer = session->BeginStored(1);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const Source source = {nullptr, bytes.size(), file.get(), 0};
+  ASSERT_OK((*writer)->Write("a", ObjectKind::kRaw, absl::MakeConstSpan(&source, 1)));
+  ASSERT_EQ(ftruncate(file.get(), kMiB), 0);
+  const Status status = (*writer)->Commit({}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shorter"));
+}
+
+// Bug: where another thread had the only connection, nobody said goodbye, and the session stayed.
+TEST_F(SessionTest, EndsWithACloseWhileACallWaits) {
+  const auto session = Connect();
+  ASSERT_OK(Save(session.get(), 1, "a", "bytes"));
+  auto options = daemon_->Client(job_);
+  options.writer = -1;
+  options.attempt = 0;
+  options.world_size = 0;
+  const auto reader = Connect(options);
+  std::thread waits([&] { EXPECT_FALSE(reader->WaitAfter(1, absl::Seconds(60)).ok()); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  reader->Close();
+  const Json status = NodeStatus();
+  EXPECT_EQ(std::count_if(status["sessions"].begin(), status["sessions"].end(),
+                          [&](const Json& one) { return one["job"] == job_; }),
+            1);
+  waits.join();
+}
+
 TEST_F(SessionTest, AMissingObjectIsNotFound) {
   const auto session = Connect();
   EXPECT_EQ(Load(session.get(), At(1), "a").status().code(), absl::StatusCode::kNotFound);

@@ -52,6 +52,7 @@ class Answer {
   void On(const event::ManifestWritten&) { NobodyAsks(); }
   void On(const event::Verified&) { NobodyAsks(); }
   void On(const event::Persisted&) { NobodyAsks(); }
+  void On(const event::Stored&) { NobodyAsks(); }
   void On(const event::LineRecordWritten&) { NobodyAsks(); }
   void On(const event::FilesDeleted&) { NobodyAsks(); }
   void On(const event::JobScanned&) { NobodyAsks(); }
