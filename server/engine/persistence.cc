@@ -580,15 +580,23 @@ void Persistence::Succeeded(Checkpoint* checkpoint, const Location& location) {
   }
   BecomePersisted(checkpoint, location);
   SayPersisted(*checkpoint);
-  // It took the place of the attempt's older revisions; other attempts' files stand aside.
-  for (Checkpoint* older : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
-    if (older->key.attempt != checkpoint->key.attempt || !older->files->persisted) continue;
-    if (older->key.revision >= checkpoint->key.revision) continue;
+  OlderRevisionsWent(*checkpoint);
+}
+
+void Persistence::OlderRevisionsWent(const Checkpoint& checkpoint) {
+  for (Checkpoint* older : CheckpointsAt(*checkpoint.job, checkpoint.key.step)) {
+    if (older->key.attempt != checkpoint.key.attempt || !older->files->persisted) continue;
+    if (older->key.revision >= checkpoint.key.revision) continue;
     out_.Say(fact::FilesDeleted{older->key});
     FilesAreGone(older->key);
     NoLongerPersisted(older);
     if (!older->Resident()) parts_.Erase(older);
   }
+}
+
+void Persistence::Published(Checkpoint* checkpoint) {
+  checkpoint->job->files.Edit().persisted_at = out_.now();
+  OlderRevisionsWent(*checkpoint);
 }
 
 void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& location) {

@@ -95,6 +95,8 @@ class Persistence : public StepWatcher {
   };
   Ended End(const event::Persisted& event);
   size_t under_way() const { return under_way_.size(); }
+  // The checkpoint was published from elsewhere than this node's memory, just now.
+  void Published(Checkpoint* checkpoint);
   MonotonicNanos next() const;  // when to Run again, at the latest
 
   // --- told by retention and the scan
@@ -151,6 +153,8 @@ class Persistence : public StepWatcher {
   void Start(Checkpoint* checkpoint);
   void Failed(Checkpoint* checkpoint, Job* job, const event::Persisted& event);
   void Succeeded(Checkpoint* checkpoint, const Location& location);
+  // The checkpoint took their place; other attempts' files stand aside.
+  void OlderRevisionsWent(const Checkpoint& checkpoint);
   void Owe(Checkpoint* checkpoint, bool asked);
   // Adds it to Job::asked, whose kMostRecordAsked highest stay. False: it is there, or too low. NoteAsked journals it, too.
   static bool RememberAsked(Job* job, const CheckpointId& id);

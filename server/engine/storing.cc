@@ -3,8 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/persistence.h"
-#include "server/engine/retention.h"
 
 namespace cairn::engine {
 namespace {
@@ -116,15 +114,19 @@ StatusOr<Body> Storing::AnswerOf(const event::Stored& event, Job* job, Attempt* 
   const CheckpointKey& key = event.part.checkpoint;
   reply::Commit commit{event.digest, false};
   if (job == nullptr || !event.published.has_value()) return Body(std::move(commit));
-  CAIRN_RETURN_IF_ERROR(Retention::CheckRemoved(*job, key.step, key.attempt));
   // What a newer attempt left aside is known once storage is read.
   if (!job->attempts->begun.contains(key.attempt)) {
     CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(*job, key.attempt, superseded_by));
     return Body(std::move(commit));
   }
-  merging_.Merge(job, *event.published);
-  const Checkpoint* checkpoint = parts_.Find(key);
+  merging_.Merge(job, *event.published);  // of a removed step the files go
+  CAIRN_RETURN_IF_ERROR(Retention::CheckRemoved(*job, key.step, key.attempt));
+  Checkpoint* checkpoint = parts_.Find(key);
   commit.complete = checkpoint != nullptr && checkpoint->content->complete;
+  if (commit.complete) {
+    persistence_.Published(checkpoint);
+    retention_.ApplyKeepPolicy(job);
+  }
   return Body(std::move(commit));
 }
 

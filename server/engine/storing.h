@@ -14,6 +14,8 @@
 #include "server/engine/callers.h"
 #include "server/engine/merging.h"
 #include "server/engine/mode.h"
+#include "server/engine/persistence.h"
+#include "server/engine/retention.h"
 #include "server/engine/saving.h"
 
 namespace cairn::engine {
@@ -21,13 +23,16 @@ namespace cairn::engine {
 class Storing : public Waitlist {
  public:
   Storing(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
-          Parts* parts, Saving* saving, Merging* merging)
+          Parts* parts, Persistence* persistence, Retention* retention, Saving* saving,
+          Merging* merging)
       : options_(options),
         mode_(mode),
         out_(*out),
         callers_(*callers),
         jobs_(*jobs),
         parts_(*parts),
+        persistence_(*persistence),
+        retention_(*retention),
         saving_(*saving),
         merging_(*merging) {}
 
@@ -57,6 +62,8 @@ class Storing : public Waitlist {
   Callers& callers_;
   Jobs& jobs_;
   Parts& parts_;
+  Persistence& persistence_;
+  Retention& retention_;
   Saving& saving_;
   Merging& merging_;
 

@@ -68,7 +68,7 @@ class StoreStreams {
   UniqueFd Take(SessionId session, LeaseId lease);
 
  private:
-  static constexpr size_t kMostOfSession = 4;
+  static constexpr size_t kMostOfSession = 2;
 
   void ForgetClosed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

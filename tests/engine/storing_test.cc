@@ -197,6 +197,8 @@ TEST_F(StraightSaves, WhoseStepIsRemovedMeanwhileAreNotComplete) {
   CarryPending();
   EXPECT_THAT(StatusOf(TakeStored(store)), Fails(absl::StatusCode::kFailedPrecondition, "removed"));
   EXPECT_EQ(LatestStep(s), 1);
+  ASSERT_FALSE(deletes.empty());
+  EXPECT_EQ(deletes.back().checkpoint, store.part.checkpoint);
 }
 
 TEST_F(StraightSaves, TakeThePlaceOfAnOlderRevision) {
@@ -210,6 +212,26 @@ TEST_F(StraightSaves, TakeThePlaceOfAnOlderRevision) {
   EXPECT_EQ(latest->key.revision, 1);
   Save(s, 2, {{"model"}}, /*revision=*/2);
   EXPECT_EQ(Latest(s)->key.revision, 2);
+}
+
+TEST_F(StraightSaves, TakeThePlaceOfTheFilesOfAnOlderRevision) {
+  const SessionId s = Hello();
+  ASSERT_TRUE(Store(s, 2).ok());
+  stored.erase(PartOf(s, 2, 0).checkpoint);  // as Publish does
+  ASSERT_TRUE(Store(s, 2, {{"model"}}, /*revision=*/1).ok());
+  SeeRoot(RootIdentity{"root-1", "instance-2"});  // all is read again
+  EXPECT_THAT(logs, testing::Not(testing::Contains(HasSubstr("not in storage any more"))));
+  EXPECT_EQ(Latest(s)->key.revision, 1);
+}
+
+// Costs do not grow with history.
+TEST_F(StraightSaves, AreDeletedByTheJobsPolicyAsOthersAre) {
+  JobPolicy policy;
+  policy.keep_last = 2;
+  const SessionId s = Hello({.policy = policy});
+  for (Step step = 1; step <= 6; ++step) ASSERT_TRUE(Store(s, step).ok());
+  EXPECT_EQ(stored.size(), 2u);
+  EXPECT_EQ(LatestStep(s), 6);
 }
 
 TEST_F(StraightSaves, OfAnAttemptThatEndedMeanwhileAreNotItsSuccessors) {
