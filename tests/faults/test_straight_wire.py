@@ -1,0 +1,219 @@
+"""`store` and `openStream`, spoken as proto/README.md has them: what a writer who lies, is slow or dies gets.
+
+Promises 2, 3, 6, 8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cairn_daemon import MIB, Node, node
+from cairn_raw import (
+    ALREADY_EXISTS,
+    DATA_LOSS,
+    DEADLINE_EXCEEDED,
+    FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    UNAVAILABLE,
+    CairnError,
+    Raw,
+    attempt_number,
+    block_crcs,
+    pattern,
+    ttypes,
+)
+
+UNIX_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Node]:
+    with node() as instance:
+        yield instance
+
+
+@pytest.fixture
+def writer(shared: Node, request: pytest.FixtureRequest) -> Iterator[Raw]:
+    job = request.node.name.translate(str.maketrans("[]", "--"))[:100].rstrip("-")
+    with shared.writer(job, attempt_number()) as session:
+        yield session
+
+
+def stream_of(writer: Raw) -> tuple[int, socket.socket]:
+    lease = writer.change("openStream")
+    return lease, socket.socket(fileno=writer._take(lease))
+
+
+def serve(stream: socket.socket, data: list[bytes], most: int = 1 << 62) -> None:
+    """Answers until the node closes it, or `most` bytes are sent."""
+    with stream:
+        while most > 0:
+            frame = stream.recv(24, socket.MSG_WAITALL)
+            if len(frame) < 24:
+                return
+            index, offset, length = struct.unpack("<QQQ", frame)
+            try:
+                stream.sendall(data[index][offset : offset + length][:most])
+            except OSError:
+                return
+            most -= length
+
+
+def request_of(writer: Raw, step: int, objects: dict[str, bytes], stream: int, **other: Any) -> Any:
+    names = other.pop("names", sorted(objects))
+    return ttypes.StoreRequest(
+        step=step,
+        attempt=other.pop("attempt", writer.attempt),
+        revision=other.pop("revision", 0),
+        writer=writer.writer,
+        world_size=writer.world_size,
+        objects=[
+            ttypes.StoreObject(
+                name, 0, len(objects[name]), other.get("crcs", block_crcs(objects[name]))
+            )
+            for name in names
+        ],
+        notes=other.get("notes", {}),
+        created_unix_ms=other.get("created_unix_ms", UNIX_MS),
+        stream=stream,
+        timeout_ms=other.get("timeout_ms", 20_000),
+        fence=True,
+    )
+
+
+def store(writer: Raw, step: int, objects: dict[str, bytes], **other: Any) -> Any:
+    lease, stream = stream_of(writer)
+    sent = other.pop("sends", [objects[name] for name in sorted(objects)])
+    most = other.pop("most", 1 << 62)
+    thread = threading.Thread(target=serve, args=(stream, sent, most))
+    thread.start()
+    try:
+        return writer.change("store", request_of(writer, step, objects, lease, **other))
+    finally:
+        with contextlib.suppress(OSError):  # the thread has closed it
+            stream.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def refused(code: int, call: Any, *words: str) -> None:
+    with pytest.raises(CairnError) as error:
+        call()
+    assert error.value.code == code, error.value
+    for word in words:
+        assert word in error.value.message, error.value
+
+
+def test_what_is_sent_is_stored(shared: Node, writer: Raw) -> None:
+    objects = {"b": pattern("b", 9 * MIB + 3), "a": b"", "deep/c": b"c"}
+    done = store(writer, 3, objects)
+    assert done.complete
+    for name, data in objects.items():
+        assert (shared.storage / writer.job / "3" / name).read_bytes() == data
+    assert writer.do("latest", writer.job).step == 3
+    again = store(writer, 3, objects)  # as after a lost connection
+    assert again.digest == done.digest and again.complete
+    refused(ALREADY_EXISTS, lambda: store(writer, 3, {"other": b"x"}), "revision")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"names": ["b", "a"]}, ("objects", "ascend")),
+        ({"names": ["a", "a"]}, ("objects", "ascend")),
+        ({"crcs": []}, ("block_crcs", "blocks")),
+        ({"created_unix_ms": 0}, ("created_unix_ms",)),
+        ({"timeout_ms": -1}, ("timeout_ms",)),
+        ({"notes": {"n": "x" * (17 * MIB)}}, ("note",)),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(
+    writer: Raw, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    objects = {"a": b"a", "b": b"b"}
+    refused(INVALID_ARGUMENT, lambda: store(writer, 1, objects, **change), *words)
+    refused(NOT_FOUND, lambda: writer.do("latest", writer.job))
+
+
+def test_names_that_leave_the_step_are_refused(writer: Raw) -> None:
+    for name in ("../a", "/a", "a/../b", ".cairn/a", "a\nb", ""):
+        refused(INVALID_ARGUMENT, lambda name=name: store(writer, 1, {name: b"a"}), "name")
+
+
+def test_other_bytes_than_were_said_are_stored_nowhere(shared: Node, writer: Raw) -> None:
+    data = pattern("right", 5 * MIB)
+    wrong = data[: 4 * MIB + 7] + b"!" + data[4 * MIB + 8 :]
+    refused(DATA_LOSS, lambda: store(writer, 1, {"a": data}, sends=[wrong]), "a: block 1")
+    refused(NOT_FOUND, lambda: writer.do("latest", writer.job))
+    assert not (shared.storage / writer.job / "1").exists()
+    assert store(writer, 1, {"a": data}, revision=1).complete
+
+
+def test_a_writer_that_stops_in_the_middle_leaves_nothing(shared: Node, writer: Raw) -> None:
+    data = pattern("half", 9 * MIB)
+    refused(UNAVAILABLE, lambda: store(writer, 1, {"a": data}, most=3 * MIB), "writer has gone")
+    partial = shared.storage / writer.job / ".cairn" / "partial"
+    left = [path for path in partial.rglob("*") if path.is_file() and path.stat().st_size > MIB]
+    assert not left
+    assert store(writer, 2, {"a": data}).complete
+
+
+def test_a_stream_is_its_sessions_and_serves_one_store(shared: Node, writer: Raw) -> None:
+    lease, stream = stream_of(writer)
+    with stream, shared.writer("thief", attempt_number()) as other:
+        refused(
+            UNAVAILABLE,
+            lambda: other.change("store", request_of(other, 1, {"a": b"a"}, lease)),
+            "stream",
+        )
+        for number in (0, 7, 1 << 62):
+            call = request_of(writer, 1, {"a": b"a"}, number, revision=number % 5)
+            refused(UNAVAILABLE, lambda call=call: writer.change("store", call), "stream")
+        refused(
+            INVALID_ARGUMENT,
+            lambda: writer.change("store", request_of(writer, 9, {"a": b"a"}, -1)),
+            "stream",
+        )
+    with shared.session(writer.job, takes_fds=False) as chunks:
+        refused(FAILED_PRECONDITION, lambda: chunks.change("openStream"))
+
+
+def test_streams_that_nobody_uses_are_bounded(shared: Node, writer: Raw) -> None:
+    before = len(os.listdir(f"/proc/{shared.daemon_pid()}/fd"))
+    held = [stream_of(writer)[1] for _ in range(50)]
+    assert len(os.listdir(f"/proc/{shared.daemon_pid()}/fd")) <= before + 3
+    assert sum(stream.recv(1, socket.MSG_DONTWAIT) == b"" for stream in held[:-2]) == 48
+    for stream in held:
+        stream.close()
+    assert store(writer, 1, {"a": b"a"}).complete
+
+
+def test_a_call_is_answered_in_time_and_a_repeat_hears_the_end(writer: Raw) -> None:
+    data = pattern("slow", 2 * MIB)
+    lease, stream = stream_of(writer)
+    call = request_of(writer, 1, {"a": data}, lease, timeout_ms=300)
+    begin = time.monotonic()
+    refused(DEADLINE_EXCEEDED, lambda: writer.change("store", call), "still being written")
+    assert time.monotonic() - begin < 5
+    thread = threading.Thread(target=serve, args=(stream, [data]))
+    thread.start()
+    call.timeout_ms = 20_000
+    assert writer.change("store", call).complete
+    thread.join()
+
+
+def test_a_newer_attempt_fences_it(shared: Node, writer: Raw) -> None:
+    store(writer, 1, {"a": b"1"})
+    with shared.writer(writer.job, writer.attempt + 1) as newer:
+        assert store(newer, 2, {"a": b"2"}).complete
+        refused(FAILED_PRECONDITION, lambda: store(writer, 3, {"a": b"3"}), "superseded by")
+        assert newer.do("latest", newer.job).step == 2
