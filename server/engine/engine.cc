@@ -383,8 +383,8 @@ class Engine::Impl {
   Saving saving_{options_, mode_,      &out_,        &callers_, &jobs_,      &sessions_,
                  &leases_, &ledger_,   &attempts_,   &parts_,   &manifests_, &admission_,
                  &pool_,   &scanning_, &succession_, &journal_};
-  Storing storing_{options_, mode_,         &out_,       &callers_, &jobs_,
-                   &parts_,  &persistence_, &retention_, &saving_,  &merging_};
+  Storing storing_{options_,      mode_,       &out_,      &callers_, &jobs_,   &parts_,
+                   &persistence_, &retention_, &refusals_, &saving_,  &merging_};
   Connecting connecting_{options_,   mode_,      &out_,        &callers_, &jobs_,
                          &sessions_, &leases_,   &attempts_,   &parts_,   &admission_,
                          &pool_,     &scanning_, &succession_, &refusals_};

@@ -22,7 +22,7 @@ class Refusals {
   void See(const std::vector<Action>& actions);
   // What its owner was refused, or root for him. Before somebody owned the job, others may have been.
   static const JobRefusals& Of(const Job& job);
-  // Nobody hears the answer, for its session has ended: that refuses nothing.
+  // The answer refuses nothing: nobody hears it, for its session has ended, or what was asked for goes on.
   void Forget(RequestId request) { asked_.erase(request); }
 
  private:

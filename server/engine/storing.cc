@@ -136,6 +136,7 @@ void Storing::Left(const Parked& parked) {
 }
 
 void Storing::TimeUp(const Parked& parked) {
+  refusals_.Forget(parked.request);  // it goes on
   callers_.Answer(parked.request,
                   absl::DeadlineExceededError(absl::StrCat(
                       "store: ", std::get<event::Store>(parked.event).part.DebugString(),

@@ -15,6 +15,7 @@
 #include "server/engine/merging.h"
 #include "server/engine/mode.h"
 #include "server/engine/persistence.h"
+#include "server/engine/refusals.h"
 #include "server/engine/retention.h"
 #include "server/engine/saving.h"
 
@@ -23,8 +24,8 @@ namespace cairn::engine {
 class Storing : public Waitlist {
  public:
   Storing(const Options& options, const Mode& mode, Outbox* out, Callers* callers, Jobs* jobs,
-          Parts* parts, Persistence* persistence, Retention* retention, Saving* saving,
-          Merging* merging)
+          Parts* parts, Persistence* persistence, Retention* retention, Refusals* refusals,
+          Saving* saving, Merging* merging)
       : options_(options),
         mode_(mode),
         out_(*out),
@@ -33,6 +34,7 @@ class Storing : public Waitlist {
         parts_(*parts),
         persistence_(*persistence),
         retention_(*retention),
+        refusals_(*refusals),
         saving_(*saving),
         merging_(*merging) {}
 
@@ -64,6 +66,7 @@ class Storing : public Waitlist {
   Parts& parts_;
   Persistence& persistence_;
   Retention& retention_;
+  Refusals& refusals_;
   Saving& saving_;
   Merging& merging_;
 

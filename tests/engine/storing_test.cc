@@ -113,6 +113,7 @@ TEST_F(StraightSaves, GoOnWhenTheTimeOfACallIsUp) {
   Advance(11 * kNanosPerSecond);
   EXPECT_THAT(StatusOf(TakeStored(first)),
               Fails(absl::StatusCode::kDeadlineExceeded, "still being written"));
+  EXPECT_EQ(Status_().jobs.at(0).refused_saves, 0u) << "it goes on";
   const event::Store again = StoreOf(s, 1);
   Apply(again);
   FinishStore();
