@@ -98,7 +98,7 @@ def test_a_clean_exit_commits(c: cairn.Connection, session: MadeUpSession) -> No
     assert session.calls == ["begin", "write", "commit"]
     assert step.ok and step.complete and step.digest == "digest" and step.error is None
     assert session.notes == {"loss": "0.1"}
-    assert session.began == (3, None, 0.0)
+    assert session.began == (3, None, 0.0, False)
 
 
 def test_an_exception_discards(c: cairn.Connection, session: MadeUpSession) -> None:
@@ -201,13 +201,13 @@ def test_a_step_that_is_none_raises(c: cairn.Connection, step: Any) -> None:
 
 def test_some_ranks_save_a_step(c: cairn.Connection, session: MadeUpSession) -> None:
     save_once(c, writers=1)
-    assert session.began == (3, (1, 0), 0.0)
+    assert session.began == (3, (1, 0), 0.0, False)
     save_once(c, writers=4)
-    assert session.began == (3, None, 0.0)
+    assert session.began == (3, None, 0.0, False)
     save_once(c, writers=4, writer=1)
-    assert session.began == (3, None, 0.0)
+    assert session.began == (3, None, 0.0, False)
     save_once(c, writers=2, writer=0)
-    assert session.began == (3, (2, 0), 0.0)
+    assert session.began == (3, (2, 0), 0.0, False)
 
 
 @pytest.mark.parametrize(
