@@ -1,4 +1,7 @@
 // The wire of a ring whose members stand in the catalog: an address may move, and views travel.
+#include <fcntl.h>
+#include <sys/socket.h>
+
 #include <string>
 #include <thread>
 #include <vector>
@@ -74,7 +77,8 @@ TEST_F(PeersOfCatalog, AProbeTellsWhoIsThereFromSilence) {
   ASSERT_TRUE(listens.ok());
   const std::string silent = TcpAddress::OfSocket(listens->get())->ToString();
   EXPECT_FALSE(rpc::SomebodyAnswers(probe, silent, 1));
-  // Whatever else is there: nobody knows that it is not the one.
+  // Whatever else is there: nobody knows that it is not the one. It waits for its callers, as the listener does not.
+  ASSERT_EQ(::fcntl(listens->get(), F_SETFL, 0), 0);
   std::thread answers([&] {
     std::vector<UniqueFd> callers;  // the probe above, which has gone, among them
     for (;;) {
