@@ -198,11 +198,16 @@ def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
         assert follow_to(c, consumer, range(2, 9))[-1] == "standing"
+        step = 9
+        while counters(c)["standing_lends"] < 4:  # as many slabs as the budget has room for
+            follow_to(c, consumer, range(step, step + 1))
+            step += 1
+            assert step < 40
         os.kill(consumer.process.pid, signal.SIGSTOP)
     with contextlib.closing(cairn.connect(job="policy", timeout=60)) as c:
         began = time.monotonic()
         refused = None
-        for step in range(9, 14):
+        for step in range(40, 45):
             s = publish(c, step, model(step))
             if not s.ok:
                 refused = s
