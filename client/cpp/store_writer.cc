@@ -195,29 +195,44 @@ StatusOr<CommitResult> StoreWriter::Commit(const std::map<std::string, std::stri
   return result;
 }
 
-Status StoreWriter::Store(wire::StoreRequest* request, wire::CommitReply* reply) {
+StatusOr<UniqueFd> StoreWriter::OpenStream(std::shared_ptr<Attachment>* attachment,
+                                           int64_t* lease) {
   const Link::FdCall fd_call(link_.get());
-  std::shared_ptr<Attachment> attachment;
-  const int64_t opening = link_->NextCall();
+  const int64_t call = link_->NextCall();
+  bool known = true;
   CAIRN_RETURN_IF_ERROR(
       link_->Call("openStream", link_->Deadline(timeout_),
                   [&](wire::CairnClient& client, const std::shared_ptr<Attachment>& asked) {
-                    attachment = asked;
-                    request->stream = client.openStream(opening);
+                    *attachment = asked;
+                    try {
+                      *lease = client.openStream(call);
+                    } catch (const apache::thrift::TApplicationException& error) {
+                      if (error.getType() != error.UNKNOWN_METHOD) throw;
+                      known = false;
+                    }
                   }));
-  if (attachment->fds == nullptr) {
+  if (!known) {
+    return absl::UnimplementedError("this daemon is older than saves straight into storage");
+  }
+  if ((*attachment)->fds == nullptr) {
     return absl::UnimplementedError("this session takes no descriptors");
   }
   CAIRN_ASSIGN_OR_RETURN(
-      const ReceivedFd stream,
-      attachment->fds->Take(static_cast<LeaseId>(request->stream), link_->Deadline(timeout_)));
+      ReceivedFd stream,
+      (*attachment)->fds->Take(static_cast<LeaseId>(*lease), link_->Deadline(timeout_)));
+  return std::move(stream.fd);
+}
+
+Status StoreWriter::Store(wire::StoreRequest* request, wire::CommitReply* reply) {
+  std::shared_ptr<Attachment> attachment;
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd stream, OpenStream(&attachment, &request->stream));
   Status served;
   Status stored;
   {
     const Background serving([&](const std::atomic<bool>&) {
-      served = Serve(stream.fd.get());
+      served = Serve(stream.get());
       // What could not be read the node must not wait for.
-      (void)::shutdown(stream.fd.get(), SHUT_RDWR);
+      (void)::shutdown(stream.get(), SHUT_RDWR);
       return served;
     });
     const int64_t call = link_->NextCall();
@@ -232,7 +247,7 @@ Status StoreWriter::Store(wire::StoreRequest* request, wire::CommitReply* reply)
           attachment.get());
       if (!absl::IsDeadlineExceeded(stored) || bytes_sent_ == before) break;
     }
-    (void)::shutdown(stream.fd.get(), SHUT_RDWR);
+    (void)::shutdown(stream.get(), SHUT_RDWR);
   }
   return !stored.ok() && !served.ok() ? served : stored;
 }

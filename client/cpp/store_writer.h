@@ -53,6 +53,8 @@ class StoreWriter : public StepWriter {
   Status Usable() const;
   Status Add(const std::string& name, ObjectKind kind, ObjectLayout layout);
   wire::StoreRequest Request(const std::map<std::string, std::string>& notes) const;
+  // The writer's end of a new one, of that session.
+  StatusOr<UniqueFd> OpenStream(std::shared_ptr<Attachment>* attachment, int64_t* lease);
   // One stream, and one store that is asked for until it has ended, or nothing moves any more.
   Status Store(wire::StoreRequest* request, wire::CommitReply* reply);
   // Sends what is asked for until the socket is closed. Not OK: what could not be read.

@@ -42,10 +42,11 @@ void Storing::On(const event::Store& event) {
   if (!who.has_value()) return;
   if (const auto at = under_way_.find(event.part); at != under_way_.end()) {
     if (at->second.session == event.caller.session) return Await(event, &at->second);
-    return out_.Answer(request, absl::FailedPreconditionError(absl::StrCat(
-                                    "store: ", event.part.DebugString(),
-                                    " is being stored by a session that has ended; save the step "
-                                    "under a new revision")));
+    return out_.Answer(
+        request, absl::FailedPreconditionError(absl::StrCat(
+                     "store: ", event.part.DebugString(),
+                     " is being stored by another session, or one that has ended; save the step "
+                     "under a new revision")));
   }
   if (std::optional<Body> again = AnswerOfRepeat(event, *who->job)) {
     return out_.Answer(request, *std::move(again));

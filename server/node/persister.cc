@@ -12,8 +12,10 @@ namespace cairn::node {
 namespace {
 
 constexpr int kSweepThreads = 4;
-// A user's writers take at most some of those that write straight into storage.
-constexpr int kStoreThreads = 8, kStoreThreadsPerUser = 4;
+// Of writers that go straight into storage all of a usual node's are served at once: who waits for a turn sees nothing
+// of his own move, and gives up. Each holds little memory.
+constexpr int kStores = 32, kStoresOfUser = 16;
+constexpr int kThreadsOfStore = 2;  // one reads from the writer while the other writes
 // No job has this name.
 constexpr char kEveryJob[] = "";
 
@@ -71,7 +73,7 @@ Persister::Persister(int threads, cache::Cache* cache, storage::Storage* storage
       gate_(std::move(gate)),
       background_(background),
       sweeps_("sweeper", std::min(threads, kSweepThreads), /*per_job=*/1),
-      stores_("store", threads > 0 ? kStoreThreads : 0, kStoreThreadsPerUser),
+      stores_("store", threads > 0 ? kStores : 0, kStoresOfUser),
       executor_("persister", threads) {}
 
 void Persister::Stop() {
@@ -145,7 +147,7 @@ void Persister::Store(const engine::action::Store& action, StoreStream* stream) 
   const Manifest& manifest = *action.manifest;
   std::vector<StreamSource> sources;
   sources.reserve(manifest.objects.size());
-  storage::PartToWrite part{&manifest, EncodeManifest(manifest), {}};
+  storage::PartToWrite part{&manifest, EncodeManifest(manifest), {}, kThreadsOfStore};
   for (uint64_t i = 0; i < manifest.objects.size(); ++i) {
     part.sources.push_back(&sources.emplace_back(stream, i));
   }

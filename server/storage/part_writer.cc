@@ -77,7 +77,11 @@ class PartWriter {
  public:
   PartWriter(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
              AtomicCounters* counters)
-      : directory_(directory), meta_(meta), options_(options), counters_(counters) {
+      : directory_(directory),
+        meta_(meta),
+        options_(options),
+        most_threads_(std::max(1, std::min(options.threads, part.most_threads))),
+        counters_(counters) {
     for (size_t i = 0; i < part.manifest->objects.size(); ++i) {
       File& file = files_.emplace_back();
       file.entry = &part.manifest->objects[i];
@@ -94,8 +98,7 @@ class PartWriter {
 
   Status Run() {
     std::vector<std::thread> threads;
-    const uint64_t wanted =
-        std::min<uint64_t>(static_cast<uint64_t>(std::max(1, options_.threads)), tasks_);
+    const uint64_t wanted = std::min<uint64_t>(static_cast<uint64_t>(most_threads_), tasks_);
     for (uint64_t i = 1; i < wanted; ++i) {
       try {
         threads.emplace_back([this] {
@@ -279,6 +282,7 @@ class PartWriter {
   const int directory_;
   const int meta_;
   const WriteOptions& options_;
+  const int most_threads_;
   AtomicCounters* const counters_;
   std::deque<File> files_;
   uint64_t tasks_ = 0;

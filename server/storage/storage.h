@@ -42,8 +42,9 @@ class ObjectSource {
 
 struct PartToWrite {
   const Manifest* manifest = nullptr;
-  std::string encoded;                       // of the manifest
-  std::vector<const ObjectSource*> sources;  // parallel to manifest->objects
+  std::string encoded;                                 // of the manifest
+  std::vector<const ObjectSource*> sources;            // parallel to manifest->objects
+  int most_threads = std::numeric_limits<int>::max();  // that write it
 };
 
 struct Owner {

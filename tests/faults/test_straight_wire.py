@@ -211,6 +211,34 @@ def test_a_call_is_answered_in_time_and_a_repeat_hears_the_end(writer: Raw) -> N
     thread.join()
 
 
+def test_ranks_that_are_slow_hold_up_no_other_one(shared: Node) -> None:
+    """Bug: four of a user's writers held up the others, as the fifth to eighth of a node with eight GPUs."""
+    attempt, world = attempt_number(), 8
+    slow: list[tuple[Raw, socket.socket]] = []
+    threads = []
+    for rank in range(world - 1):
+        session = shared.writer("slow-ranks", attempt, rank, world)
+        lease, stream = stream_of(session)
+        call = request_of(session, 1, {f"of-{rank}": b"x"}, lease)
+        threads.append(threading.Thread(target=lambda s=session, c=call: s.change("store", c)))
+        threads[-1].start()
+        slow.append((session, stream))
+    with shared.writer("slow-ranks", attempt, world - 1, world) as last:
+        assert not store(last, 1, {"of-last": b"x"}).complete
+    with shared.writer("beside-them", attempt_number()) as other:
+        assert store(other, 1, {"a": b"a"}).complete
+    servers = [threading.Thread(target=serve, args=(stream, [b"x"])) for _, stream in slow]
+    for server in servers:
+        server.start()
+    for thread in threads:
+        thread.join(30)
+    for session, _ in slow:
+        with session:
+            assert session.do("latest", "slow-ranks").step == 1
+    for server in servers:
+        server.join(30)
+
+
 def test_a_newer_attempt_fences_it(shared: Node, writer: Raw) -> None:
     store(writer, 1, {"a": b"1"})
     with shared.writer(writer.job, writer.attempt + 1) as newer:

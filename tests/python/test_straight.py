@@ -150,6 +150,28 @@ def test_a_daemon_that_dies_meanwhile_fails_it_at_most(small: Node, job: str, de
                 assert torch.equal(cairn.load(f"cairn://{job}/{step}/w.pt"), weights_of(step))
 
 
+@pytest.mark.parametrize("point", ["node.persist", "node.publish", "node.published"])
+def test_a_daemon_that_dies_there_is_asked_again(
+    job: str, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one has no stream of the call that is said again, and perhaps finds it published."""
+    node = Node(budget=64 * MIB, options=(f"--test.failpoints={point}:2",)).start()
+    monkeypatch.setenv("CAIRN_SOCKET", node.socket)
+    try:
+        with cairn.connect(job) as c:
+            fill(c)
+            daemon = node.daemon_pid()
+            for step in (3, 4):
+                saving = c.save_async(step, {"w.pt": weights_of(step)}, busy="storage")
+                assert saving.stored and saving.ok and saving.complete, saving
+            assert node.daemon_pid() != daemon, "it did not die"
+            assert c.latest().step == 4
+            assert torch.equal(cairn.load(f"cairn://{job}/4/w.pt"), weights_of(4))
+            assert not unpublished(node, job)
+    finally:
+        node.remove()
+
+
 def test_of_a_trainer_that_is_killed_nothing_is_published(small: Node, job: str) -> None:
     script = f"""
 import cairn, torch
