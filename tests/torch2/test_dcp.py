@@ -90,6 +90,46 @@ def test_a_model_and_its_optimizer_come_back(c: cairn.Connection) -> None:
     assert_same(into, state)
 
 
+class Counter:
+    """Stateful, as DCP calls it."""
+
+    loaded: list[str] = []  # of all, in order
+
+    def __init__(self, name: str, value: int) -> None:
+        self.name, self.weight, self.value = name, torch.full((3,), value), value
+
+    def state_dict(self) -> State:
+        return {"weight": self.weight, "value": self.value}
+
+    def load_state_dict(self, state: State) -> None:
+        Counter.loaded.append(self.name)
+        self.weight, self.value = state["weight"], state["value"]
+
+
+@pytest.mark.parametrize("how", ["save", "async_save"])
+def test_stateful_values_are_asked_and_others_replaced(c: cairn.Connection, how: str) -> None:
+    """What stock does with the values of the outermost dictionary, which stock does not see."""
+
+    def state(value: int) -> State:
+        names = ("b", "a", "state_dict")
+        return {name: Counter(name, value) for name in names} | {"step": value, "t": torch.ones(2)}
+
+    if how == "save":
+        save(c, state(5), 3)
+    else:
+        cairn.dcp.async_save(state(5), c, 3).result()
+    into = state(0)
+    into["t"].zero_()
+    tensor = into["t"]
+    Counter.loaded.clear()
+    cairn.dcp.load(into, c)
+    assert Counter.loaded == ["a", "b", "state_dict"], "on all ranks in the same order"
+    assert all(into[name].value == 5 for name in Counter.loaded)
+    assert all(into[name].weight.tolist() == [5, 5, 5] for name in Counter.loaded)
+    assert into["step"] == 5
+    assert into["t"] is tensor and tensor.tolist() == [1, 1]
+
+
 def test_a_step_is_a_folder_that_the_stock_reader_reads(c: cairn.Connection, node: Node) -> None:
     state = model()
     save(c, state, 3)

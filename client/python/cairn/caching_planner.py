@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.utils import _DistWrapper
 
+from cairn.enclosed import opened
 from cairn.errors import FailedPrecondition, InvalidArgument
 from cairn.shared_metadata import SharedMetadata
 
@@ -352,6 +353,7 @@ class CachingPlanner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
+        state_dict = opened(state_dict)
         header = self._header()
         walk = _Walk(state_dict, _last_facts(header))
         self._facts, self._can_be_kept = walk.facts, walk.can_be_kept

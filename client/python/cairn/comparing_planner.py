@@ -8,6 +8,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from cairn.enclosed import opened
 from cairn.errors import InvalidArgument
 from cairn.read_index import IndexedPlanner
 
@@ -22,6 +23,14 @@ class OwnPlan(LoadPlan):
 class ComparingPlanner(IndexedPlanner):
     """Stock's, which says of a checkpoint of another model all that differs, not only the first name, and
     does not load a tensor into one of another dtype."""
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        super().set_up_planner(opened(state_dict), metadata, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:
         try:

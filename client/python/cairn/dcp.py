@@ -37,7 +37,6 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlanner
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
@@ -55,6 +54,7 @@ from cairn.comparing_planner import (
     in_words,
 )
 from cairn.dcp_writer import METADATA, Writer, step_of
+from cairn.enclosed import enclose, is_stateful, opened, resolved
 from cairn.errors import Corrupt, InvalidArgument
 from cairn.exchange import Traffic
 from cairn.notices import log
@@ -265,6 +265,8 @@ def save(
     alone = _alone(process_group, no_dist)
     _check_group(connection, process_group, alone)
     writer = Writer(connection, step, alone=alone, process_group=process_group)
+    if planner is None:
+        state_dict = enclose(resolved(state_dict, state_dict))
     try:
         return stock.save(
             state_dict,
@@ -323,6 +325,8 @@ def async_save(
             "gloo group of Cairn's own is used"
         )
     _wait_for_uploads(connection, process_group)
+    if planner is None and stager is None:
+        state_dict = enclose(resolved(state_dict, state_dict))
     writer: Writer | None = None
     if in_process and stager is None:
         answer = dcp_process.async_save(
@@ -426,12 +430,7 @@ def compare(
       cairn.MissingObject: it was not saved through DCP.
     """
     metadata = Reader(connection, checkpoint).read_metadata()
-    wanted, _ = flatten_state_dict(
-        {
-            key: value.state_dict() if isinstance(value, Stateful) else value
-            for key, value in state_dict.items()
-        }
-    )
+    wanted, _ = flatten_state_dict(resolved(state_dict, state_dict))
     found = differences(wanted, metadata)
     return Comparison(
         checkpoint,
@@ -483,8 +482,12 @@ def load(
             return _checkpoint(connection, connection.job, number)
 
         found = ask() if alone else _agreed(connection, ask, number, process_group, exchange)
+    wanted = state_dict
+    if planner is None:
+        keys = sorted(state_dict)  # of all ranks in the same order, as stock goes
+        wanted = enclose(resolved(state_dict, keys))
     stock.load(
-        state_dict,
+        wanted,
         storage_reader=Reader(
             connection, found, exchange=method or False, process_group=process_group
         ),
@@ -492,7 +495,18 @@ def load(
         process_group=process_group,
         no_dist=alone,
     )
+    if wanted is not state_dict:
+        _give(opened(wanted), state_dict)
     return found
+
+
+def _give(loaded: dict[Any, Any], state_dict: dict[Any, Any]) -> None:
+    """Ends a load as stock does."""
+    for key, value in loaded.items():
+        if is_stateful(state_dict[key]):
+            state_dict[key].load_state_dict(value)
+        else:
+            state_dict[key] = value
 
 
 def _agreed(

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from cairn import _native, child_memory, errors, kept_saves, paths, read_index, unchanged
+from cairn.enclosed import Enclosed, opened
 from cairn.errors import CairnWarning, Error, FailedPrecondition, InvalidArgument
 from cairn.notices import log
 
@@ -243,7 +244,7 @@ class Writer(StorageWriter, AsyncStager):
             return state_dict
         try:
             self._watch = unchanged.Watch(self._overlap)
-            self._watched_in = state_dict
+            self._watched_in = opened(state_dict)
             staged = _copied(state_dict, self._watch)
             self._watch.complete()
         except Exception as error:
@@ -419,6 +420,8 @@ def _copied(obj: Any, watch: unchanged.Watch) -> Any:
         if watch.add([(unchanged.local(obj), unchanged.address(obj))]):
             return obj
         return obj.detach().clone()
+    if isinstance(obj, Enclosed):
+        return Enclosed(_copied(obj.whole, watch))
     if isinstance(obj, dict):
         return {key: _copied(value, watch) for key, value in obj.items()}
     if type(obj) in (list, tuple):
