@@ -103,6 +103,8 @@ def test_two_neighbours_lost_the_job_goes_on_from_storage() -> None:
             reader.persist(1)
         r[0].save(writer, 2)
         r[0].wait_replicated(JOB, 2)
+        until("node 2 knows of step 2", lambda: r[2].replicated(JOB, 2))
+        r.await_same_latest(JOB, 2)
         r[0].kill()
         r[1].kill()
         r.await_same_latest(JOB, 1, (2,))
