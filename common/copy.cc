@@ -33,6 +33,13 @@ void StreamCopy(void* to, const void* from, size_t n) {
   CopyInPieces(to, from, n, [](const char*, size_t) {});
 }
 
+void StreamRun(void* to, const void* from, size_t n, const void* next, size_t next_bytes) {
+  copy_stores::Stream(static_cast<char*>(to), static_cast<const char*>(from), n,
+                      static_cast<const char*>(next), next_bytes);
+}
+
+void EndRuns() { copy_stores::Fence(); }
+
 uint32_t CopyCrc32c(void* to, const void* from, size_t n, uint32_t crc) {
   CopyInPieces(to, from, n,
                [&](const char* source, size_t piece) { crc = Crc32c(crc, source, piece); });

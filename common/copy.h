@@ -12,6 +12,11 @@ namespace cairn {
 // later ones, as those of memcpy are.
 void StreamCopy(void* to, const void* from, size_t n);
 
+// The same of one of many short runs; EndRuns orders the stores of all of this thread's. `next`, of `next_bytes`, is
+// what the caller reads next: it is fetched into the cache meanwhile.
+void StreamRun(void* to, const void* from, size_t n, const void* next, size_t next_bytes);
+void EndRuns();
+
 // Copies, and returns the CRC32C of the bytes that `crc` covers followed by these bytes
 // (common/checksum.h).
 uint32_t CopyCrc32c(void* to, const void* from, size_t n, uint32_t crc);

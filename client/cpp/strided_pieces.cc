@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <tuple>
 
 #include "common/checksum.h"
@@ -23,6 +24,11 @@ constexpr uint64_t kTile = 8;
 
 // Of what is copied aside before it is summed: it stays in the first-level cache.
 constexpr uint64_t kScratchAtOnce = 16 << 10;
+
+// Runs that long need not be copied aside first: so much of the object is summed and then copied at a time, within the
+// first-level cache, as common/copy.h does.
+constexpr uint64_t kLongRun = 1 << 10;
+constexpr uint64_t kPart = 8 << 10;
 
 constexpr uint64_t kMostReach = std::numeric_limits<int64_t>::max();
 
@@ -260,11 +266,13 @@ void StridedPieces::FindBlocks(uint32_t number, size_t d, uint64_t at,
 
 // --- copying
 
-// A run of the object that is at hand.
+// A run of the object that is at hand. With `ahead` bytes more behind it, what is wanted are long runs, which are
+// streamed, and what comes next is fetched meanwhile.
 class StridedPieces::Chunk {
  public:
-  Chunk(const Dim* dims, size_t count, uint64_t run, uint64_t begin, uint64_t end)
-      : dims_(dims), count_(count), run_(run), begin_(begin), end_(end) {}
+  Chunk(const Dim* dims, size_t count, uint64_t run, uint64_t begin, uint64_t end,
+        std::optional<uint64_t> ahead = std::nullopt)
+      : dims_(dims), count_(count), run_(run), begin_(begin), end_(end), ahead_(ahead) {}
 
   void Copy(size_t d, uint64_t at, char* into, const char* bytes) const {
     if (d == count_) return CopyRun(at, into, bytes);
@@ -303,6 +311,12 @@ class StridedPieces::Chunk {
       CopyRun(at + (last - 1) * dim.from, step_into(last - 1), bytes);
     }
     if (first == last) return;
+    if (ahead_.has_value()) {
+      for (; first < last; ++first) {
+        Stream(at + first * dim.from, run_, dim.from, step_into(first), bytes);
+      }
+      return;
+    }
     CopyRuns(last - first, run_, bytes + (at + first * dim.from - begin_), dim.from,
              step_into(first), dim.into);
   }
@@ -325,7 +339,17 @@ class StridedPieces::Chunk {
   void CopyRun(uint64_t at, char* into, const char* bytes) const {
     const uint64_t from = std::max(at, begin_), until = std::min(at + run_, end_);
     if (from >= until) return;
+    if (ahead_.has_value()) {
+      return Stream(from, until - from, until - from, into + (from - at), bytes);
+    }
     CopyRuns(1, until - from, bytes + (from - begin_), 0, into + (from - at), 0);
+  }
+
+  // A run that lies here, of which the next one begins `step` further on.
+  void Stream(uint64_t at, uint64_t run, uint64_t step, char* into, const char* bytes) const {
+    const uint64_t next = at - begin_ + kPart, there = end_ - begin_ + *ahead_;
+    StreamRun(into, bytes + (at - begin_), run, bytes + std::min(next, there),
+              next < there ? std::min(std::clamp(step, run, kPart), there - next) : 0);
   }
 
   const Dim* const dims_;
@@ -333,6 +357,7 @@ class StridedPieces::Chunk {
   const uint64_t run_;
   const uint64_t begin_;
   const uint64_t end_;
+  const std::optional<uint64_t> ahead_;
 };
 
 uint32_t StridedPieces::Copy(size_t i, uint64_t begin, uint64_t length, const char* bytes,
@@ -365,10 +390,40 @@ bool StridedPieces::OnlyRuns(size_t i, uint64_t begin, uint64_t end) const {
   return true;
 }
 
+bool StridedPieces::OnlyLongRuns(size_t i, uint64_t begin, uint64_t end) const {
+  for (size_t w = starts_[i]; w < starts_[i + 1]; ++w) {
+    const Piece& piece = pieces_[wanted_[w]];
+    if (piece.end > begin && piece.begin < end && piece.run < kLongRun) return false;
+  }
+  return true;
+}
+
+uint32_t StridedPieces::CopyLongRuns(size_t i, uint64_t begin, uint64_t length, const char* bytes,
+                                     uint32_t crc) const {
+  const uint64_t end = begin + length;
+  size_t first = starts_[i];
+  for (uint64_t at = begin; at < end; at += kPart) {
+    const uint64_t until = std::min(at + kPart, end);
+    const char* const part = bytes + (at - begin);
+    crc = Crc32c(crc, part, until - at);
+    while (first < starts_[i + 1] && pieces_[wanted_[first]].end <= at) ++first;
+    for (size_t w = first; w < starts_[i + 1]; ++w) {
+      const Piece& piece = pieces_[wanted_[w]];
+      if (piece.begin >= until) break;  // as do all behind it
+      if (piece.end <= at) continue;
+      Chunk(dims_.data() + piece.first_dim, piece.dims, piece.run, at, until, end - until)
+          .Copy(0, piece.begin, piece.into, part);
+    }
+  }
+  EndRuns();
+  return crc;
+}
+
 uint32_t StridedPieces::CopyOnce(size_t i, uint64_t begin, uint64_t length, const char* bytes,
                                  char* scratch, uint32_t crc) const {
   const uint64_t end = begin + length;
   if (!OnlyRuns(i, begin, end)) {
+    if (OnlyLongRuns(i, begin, end)) return CopyLongRuns(i, begin, length, bytes, crc);
     for (uint64_t done = 0; done < length; done += kScratchAtOnce) {
       const uint64_t n = std::min(kScratchAtOnce, length - done);
       std::memcpy(scratch + done, bytes + done, n);

@@ -25,7 +25,8 @@ class StridedPieces {
   // Copies what is wanted of [begin, begin+length) of the object, which is `bytes` and lies in blocks()[i].
   // Returns the CRC32C of what `crc` covers followed by `bytes`. Several threads at once, of other runs.
   uint32_t Copy(size_t i, uint64_t begin, uint64_t length, const char* bytes, uint32_t crc) const;
-  // The same of `bytes` that somebody may change meanwhile: what is copied is what was summed. `scratch` has `length` bytes.
+  // The same of `bytes` that somebody may change meanwhile: what is copied is what was summed, or for long runs was
+  // summed a moment before, as CopyCrc32c does. `scratch` has `length` bytes.
   uint32_t CopyOnce(size_t i, uint64_t begin, uint64_t length, const char* bytes, char* scratch,
                     uint32_t crc) const;
 
@@ -54,6 +55,9 @@ class StridedPieces {
   void JoinDims(size_t first);
   void SortIntoBlocks();
   bool OnlyRuns(size_t i, uint64_t begin, uint64_t end) const;
+  bool OnlyLongRuns(size_t i, uint64_t begin, uint64_t end) const;
+  uint32_t CopyLongRuns(size_t i, uint64_t begin, uint64_t length, const char* bytes,
+                        uint32_t crc) const;
   void FindBlocks(uint32_t number, size_t d, uint64_t at, std::vector<InBlock>* touched) const;
 
   std::vector<Dim> dims_;  // of all pieces, outermost first

@@ -260,7 +260,7 @@ def commit() -> str:
 
 
 @contextmanager
-def daemon(folder: Path) -> Iterator[str]:
+def daemon(folder: Path, budget: int = BUDGET) -> Iterator[str]:
     socket = str(folder / "s")
     (folder / "storage").mkdir()
     with open(folder / "log", "wb") as log:
@@ -268,7 +268,7 @@ def daemon(folder: Path) -> Iterator[str]:
             [
                 str(BIN / "cairnd"),
                 f"--socket={socket}",
-                f"--memory.budget={BUDGET}",
+                f"--memory.budget={budget}",
                 f"--storage.root={folder / 'storage'}",
                 f"--catalog.path={folder / 'catalog'}",
                 "--persist.mode=on-demand",

@@ -225,6 +225,67 @@ TEST_P(Anywhere, RunsBehindEachOtherAreWhole) {
   }
 }
 
+// Rows saved one after the other, wanted by two who each want a half of every row.
+TEST_P(Anywhere, HalvesOfRowsAreColumns) {
+  constexpr int64_t kRows = 1500, kRow = 7001;
+  Hold(RandomBytes(kRows * kRow, 3));
+  if (GetParam() != Where::kElsewhere) LayInMemory(GetParam() == Where::kInWrittenSlab);
+  std::string left(kRows * 3000, '\0'), right(kRows * 4001, '\0');
+  ASSERT_TRUE(Read({{0, 1, {kRows, 3000}, {kRow, 1}, left.data(), {3000, 1}},
+                    {3000, 1, {kRows, 4001}, {kRow, 1}, right.data(), {4001, 1}}})
+                  .ok());
+  for (int64_t row = 0; row < kRows; ++row) {
+    ASSERT_EQ(left.compare(row * 3000, 3000, object_, row * kRow, 3000), 0) << row;
+    ASSERT_EQ(right.compare(row * 4001, 4001, object_, row * kRow + 3000, 4001), 0) << row;
+  }
+}
+
+// Runs that are not copied aside first, of which several pieces may want the same bytes, up to the object's end.
+TEST_P(Anywhere, LongRunsAreWhole) {
+  Hold(RandomBytes(2 * kBlockBytes + 54321, 15));
+  if (GetParam() != Where::kElsewhere) LayInMemory(GetParam() == Where::kInWrittenSlab);
+  std::mt19937_64 random(16);
+  const auto below = [&](uint64_t n) { return static_cast<int64_t>(random() % n); };
+  for (int round = 0; round < 40; ++round) {
+    std::vector<Wanted> wanted;
+    std::vector<std::string> rooms(1 + random() % 6);
+    for (std::string& room : rooms) {
+      const int64_t run = 1024 + below(below(2) == 0 ? 3000 : 30'000);
+      const int64_t from = run + (below(3) == 0 ? 0 : below(9000));
+      const int64_t into = run + (below(2) == 0 ? 0 : below(200));
+      const int64_t count = 1 + below((object_.size() - run) / from);
+      const int64_t reach = (count - 1) * from + run;
+      const int64_t offset = below(2) == 0 ? below(object_.size() - reach + 1)
+                                           : static_cast<int64_t>(object_.size()) - reach;
+      room.assign(64 + (count - 1) * into + run, '\0');
+      char* const to = room.data() + below(64);
+      if (below(4) == 0) {  // the last comes first
+        wanted.push_back({static_cast<uint64_t>(offset + (count - 1) * from),
+                          1,
+                          {count, run},
+                          {-from, 1},
+                          to,
+                          {into, 1}});
+      } else {
+        wanted.push_back(
+            {static_cast<uint64_t>(offset), 1, {count, run}, {from, 1}, to, {into, 1}});
+      }
+    }
+    const Status status = Read(wanted);
+    ASSERT_TRUE(status.ok()) << status;
+    const std::vector<std::string> got = rooms;
+    for (size_t i = 0; i < rooms.size(); ++i) {
+      std::fill(rooms[i].begin(), rooms[i].end(), '\0');
+      const Wanted& piece = wanted[i];
+      for (int64_t row = 0; row < piece.shape[0]; ++row) {
+        std::memcpy(piece.into + row * piece.into_strides[0],
+                    object_.data() + piece.offset + row * piece.from_strides[0], piece.shape[1]);
+      }
+      ASSERT_TRUE(got[i] == rooms[i]) << "round " << round << ", piece " << i;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Objects, Anywhere,
                          ::testing::Values(Where::kElsewhere, Where::kMapped,
                                            Where::kInWrittenSlab));
@@ -237,7 +298,8 @@ TEST_F(Pieces, ABadBlockInMemoryIsFound) {
   EXPECT_TRUE(Read({{0, kBlockBytes, {}, {}, into.data(), {}}}).ok());
   for (const Wanted& touching :
        {Wanted{2 * kBlockBytes - 8, 8, {}, {}, into.data(), {}},
-        Wanted{kBlockBytes, 1, {50, 50}, {100, 2}, into.data(), {50, 1}}}) {
+        Wanted{kBlockBytes, 1, {50, 50}, {100, 2}, into.data(), {50, 1}},
+        Wanted{2 * kBlockBytes - 9000, 1, {3, 2000}, {3000, 1}, into.data(), {2000, 1}}}) {
     const Status status = Read({touching});
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("block 1 of 2"));
@@ -256,21 +318,6 @@ TEST_F(Pieces, WhatCannotBeHadInMemoryIsReadOtherwise) {
   ASSERT_TRUE(Read({{0, object_.size(), {}, {}, into.data(), {}}}).ok());
   EXPECT_TRUE(into == object_);
   EXPECT_THAT(Reads(), ElementsAre(1, 1));
-}
-
-// Rows saved one after the other, wanted by two who each want a half of every row.
-TEST_F(Pieces, HalvesOfRowsAreColumns) {
-  constexpr int64_t kRows = 1500, kRow = 7001;
-  Hold(RandomBytes(kRows * kRow, 3));
-  std::string left(kRows * 3000, '\0'), right(kRows * 4001, '\0');
-  ASSERT_TRUE(Read({{0, 1, {kRows, 3000}, {kRow, 1}, left.data(), {3000, 1}},
-                    {3000, 1, {kRows, 4001}, {kRow, 1}, right.data(), {4001, 1}}})
-                  .ok());
-  for (int64_t row = 0; row < kRows; ++row) {
-    ASSERT_EQ(left.compare(row * 3000, 3000, object_, row * kRow, 3000), 0) << row;
-    ASSERT_EQ(right.compare(row * 4001, 4001, object_, row * kRow + 3000, 4001), 0) << row;
-  }
-  EXPECT_THAT(Reads(), ElementsAre(1, 1, 1));
 }
 
 TEST_F(Pieces, ElementsThatLieInTwoBlocksAreWhole) {

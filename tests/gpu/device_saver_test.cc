@@ -81,6 +81,14 @@ class Bytes {
   DeviceBlock block_;
 };
 
+// Gives a stream work for a tenth of a second or more: copies of `host`, which is pinned.
+void KeepBusy(Device* device, StreamId stream, const char* host, DevicePtr to, uint64_t bytes) {
+  for (uint64_t copied = 0; copied < 400 * kMiB; copied += bytes) {
+    const CopyIn in{host, to, bytes};
+    ASSERT_TRUE(device->Copy({&in, 1}, stream).ok());
+  }
+}
+
 Status Save(DeviceSaver* saver, std::vector<Piece>* pieces) {
   return saver->After(kDefaultStream)->Read(absl::MakeSpan(*pieces));
 }
@@ -133,10 +141,7 @@ TEST_P(SaverOn, ComesAfterTheCallersStream) {
   piece.from = bytes.at();
   piece.into = into.data();
   piece.bytes = kMiB;
-  for (int i = 0; i < 400; ++i) {  // a tenth of a second or more
-    const CopyIn in{host, bytes.at(), kMiB};
-    ASSERT_TRUE(device_->Copy({&in, 1}, stream->get()).ok());
-  }
+  KeepBusy(device_.get(), stream->get(), host, bytes.at(), kMiB);
   const CopyIn last{host + kMiB, bytes.at(), kMiB};
   ASSERT_TRUE(device_->Copy({&last, 1}, stream->get()).ok());
   ASSERT_TRUE(saver.After(stream->get())->Read(absl::MakeSpan(&piece, 1)).ok());
@@ -302,7 +307,13 @@ TEST(DeviceSaver, WithoutTheDevicesChecksumsTheyAreOfTheSlab) {
   DeviceSaver saver(device.get());
   Bytes bytes(device.get(), 2 * kBlockBytes);
   Slab slab(2 * kBlockBytes);
+  const auto pinned = NewPinnedBlock(device.get(), kMiB);
+  const auto elsewhere = NewDeviceBlock(device.get(), kMiB);
+  ASSERT_TRUE(pinned.ok() && elsewhere.ok());
   for (int i = 0; i < 2; ++i) {
+    // The slab holds the bytes only when the device has done this too.
+    KeepBusy(device.get(), kDefaultStream, static_cast<char*>(pinned->get()), elsewhere->get(),
+             kMiB);
     slab.Save(&saver, &bytes, {kBlockBytes, 1000});
     saver.slabs()->Settle();
   }
