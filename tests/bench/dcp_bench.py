@@ -37,16 +37,16 @@ from pathlib import Path
 from typing import Any
 
 from bench_row import row
-from torch_bench import GIB, daemon
+from torch_bench import BUDGET, GIB, daemon
 
 RANKS = 2
 TENSORS = 400
 ROWS = 1024  # of a tensor; so many rows are the same on each rank
 COLUMNS = GIB // 4 // TENSORS // ROWS // 2 * 2
 WARM_UP = 2
-# Room for two checkpoints of 1 GiB and no third. And for four of dcp_small: its two kinds, whose slabs differ
-# in length, are saved in the order many, one, one, many, so each finds the slabs that one of its kind left.
-BUDGET = 11 * GIB // 4
+# Of the daemon of dcp_small: room for four of its checkpoints. Its two kinds, whose slabs differ in length,
+# are saved in the order many, one, one, many, so each finds the slabs that one of its kind left.
+SMALL_BUDGET = 11 * GIB // 4
 PAIRS = int(os.environ.get("CAIRN_BENCH_PAIRS", "9"))
 BARS = {
     "dcp_async_stall/default": 0.35,
@@ -275,7 +275,7 @@ class Rank:
             self.idle()
             return self.timed(lambda: self.ours.save({"model": state}, self.c, self.step))[0]
 
-        # Until the memory is full (BUDGET).
+        # Until the memory is full (SMALL_BUDGET).
         return self.in_turn(lambda: save(many), lambda: save(one), warm_up=4)
 
     def samples(self, name: str) -> list[tuple[float, float]]:
@@ -367,8 +367,14 @@ def main() -> int:
     try:
         if shutil.disk_usage(files).free < 5 * GIB // 2:
             raise SystemExit("/dev/shm has less than 2.5 GiB free")
-        with daemon(folder, BUDGET) as socket:
-            measure(names, folder, files, socket)
+        small = [name for name in names if name == "dcp_small"]
+        others = [name for name in names if name not in small]
+        for number, (rows, budget) in enumerate([(others, BUDGET), (small, SMALL_BUDGET)]):
+            if rows:
+                of_its_own = folder / str(number)
+                of_its_own.mkdir()
+                with daemon(of_its_own, budget) as socket:
+                    measure(rows, of_its_own, files, socket)
         return 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
+from cairn.caching_planner import DTensor
 from cairn.enclosed import opened
 from cairn.errors import InvalidArgument
 from cairn.read_index import IndexedPlanner
@@ -30,7 +31,17 @@ class ComparingPlanner(IndexedPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
+        self._locals: dict[str, torch.Tensor] = {}
         super().set_up_planner(opened(state_dict), metadata, is_coordinator)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """Of a DTensor, of which many saved chunks may be wanted, the local tensor is made once."""
+        local = self._locals.get(index.fqn)
+        if local is None:
+            local = super().lookup_tensor(index)
+            if type(self.state_dict[index.fqn]) is DTensor:
+                self._locals[index.fqn] = local
+        return local
 
     def create_local_plan(self) -> LoadPlan:
         try:
