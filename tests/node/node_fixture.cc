@@ -4,8 +4,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <stdexcept>
+#include <thread>
 
 #include "server/storage/posix_storage.h"
 
@@ -161,10 +164,17 @@ void NodeFixture::StopNode() {
 }
 
 std::unique_ptr<catalog::Catalog> NodeFixture::OpenCatalog() {
-  std::string note;
-  auto opened = catalog::OpenSqliteCatalog(CatalogPath(), {}, &note);
-  EXPECT_TRUE(opened.ok()) << opened.status();
-  return opened.ok() ? *std::move(opened) : nullptr;
+  // While the node makes the file SQLite says at once that it is locked: nobody waits for who turns one into a WAL.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (;;) {
+    std::string note;
+    auto opened = catalog::OpenSqliteCatalog(CatalogPath(), {}, &note);
+    if (opened.ok()) return *std::move(opened);
+    if (!absl::IsUnavailable(opened.status()) || std::chrono::steady_clock::now() > until) {
+      throw std::runtime_error(opened.status().ToString());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 }  // namespace cairn::testing
