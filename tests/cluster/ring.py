@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import members
-from cairn_daemon import MIB, Node, binary, children, until
+from cairn_daemon import MIB, Node, T, binary, children
+from cairn_daemon import until as until_soon
 from cairn_raw import UNAVAILABLE, CairnError, Raw, TTransportException, attempt_number, pattern
 from network import Network
 
@@ -38,6 +39,10 @@ PART_BYTES = 3 * MIB + 77
 # How long whatever the ring does by itself may take here, where the tests of others run beside.
 PATIENCE_S = 60
 SOON_S = 10
+
+
+def until(what: str, condition: Callable[[], T], limit_s: float = PATIENCE_S) -> T:
+    return until_soon(what, condition, limit_s)
 
 
 def names(writer: int) -> list[str]:
