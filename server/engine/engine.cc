@@ -62,6 +62,7 @@ class Engine::Impl {
     parts_.Watch(&admission_);
     parts_.Watch(&persistence_);
     saving_.set_cluster(&cluster_);
+    saving_.set_being_stored([this](const PartKey& part) { return storing_.IsUnderWay(part); });
     opening_.set_cluster(&cluster_);
     finding_.set_cluster(&cluster_);
     job_calls_.set_cluster(&cluster_);

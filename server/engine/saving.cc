@@ -219,6 +219,11 @@ uint64_t Saving::MoreJournalFor(const event::Create& event) const {
 
 Status Saving::CheckRevision(const Job& job, const PartKey& part) const {
   const CheckpointKey& key = part.checkpoint;
+  if (being_stored_(part)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("revision: ", part.DebugString(),
+                     " is on its way straight into storage; save the step under a new revision"));
+  }
   CAIRN_RETURN_IF_ERROR(Retention::CheckRemoved(job, key.step, key.attempt));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckRefused(job, key));
   CAIRN_RETURN_IF_ERROR(Attempts::CheckOrigin(job, key));

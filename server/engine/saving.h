@@ -2,6 +2,7 @@
 // what a granted one gets.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "server/engine/admission.h"
@@ -37,6 +38,10 @@ class Saving : public Granter {
 
   // In a ring: where an attempt comes from, other members know too.
   void set_cluster(Cluster* cluster) { cluster_ = cluster; }
+  // Whether a part is on its way straight into storage (storing.h).
+  void set_being_stored(std::function<bool(const PartKey&)> being_stored) {
+    being_stored_ = std::move(being_stored);
+  }
 
   // --- what a writer who needs no memory shares with one who does
   struct Who {
@@ -84,7 +89,8 @@ class Saving : public Granter {
   Status CheckCommit(const event::Commit& event, const Job& job, const Part* part,
                      Attempt* superseded_by) const;
 
-  Cluster* cluster_ = nullptr;  // set once, before the first event
+  Cluster* cluster_ = nullptr;  // set once, before the first event, as is the next
+  std::function<bool(const PartKey&)> being_stored_;
   const Options& options_;
   const Mode& mode_;
   Outbox& out_;

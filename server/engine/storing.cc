@@ -7,6 +7,18 @@
 namespace cairn::engine {
 namespace {
 
+// Of what is under way at once. A rank has one, and a node few ranks.
+constexpr size_t kMostOfSession = 4, kMostOfUser = 64, kMostInAll = 512;
+constexpr uint64_t kMostBytesOfUser = 64 << 20, kMostBytesInAll = 256 << 20;  // of manifests
+
+uint64_t BytesOf(const event::Store& event) {
+  uint64_t bytes = 0;
+  for (const ObjectEntry& object : event.objects) {
+    bytes += sizeof(object) + object.name.size() + object.block_crcs.size() * sizeof(uint32_t);
+  }
+  return bytes;
+}
+
 // What is checked of a part does not depend on where its bytes go.
 event::Create AsCreate(const event::Store& event) {
   event::Create create;
@@ -58,6 +70,9 @@ void Storing::On(const event::Store& event) {
   }
   const event::Create create = AsCreate(event);
   if (!saving_.MayBegin(create, *who, event)) return;
+  const uint32_t uid = who->job->owner->owned ? who->job->owner->uid : event.caller.uid;
+  const uint64_t bytes = BytesOf(event);
+  if (const Status few = CheckFew(event, uid, bytes); !few.ok()) return out_.Answer(request, few);
   // From here on something changes, and the caller is to hear how it ends.
   if (const Status room = callers_.CheckRoom(event.caller); !room.ok()) {
     return out_.Answer(request, room);
@@ -65,6 +80,8 @@ void Storing::On(const event::Store& event) {
   saving_.Begin(event.caller, event.part, event.world_size, *who);
   UnderWay& under_way = under_way_[event.part];
   under_way.session = event.caller.session;
+  under_way.uid = uid;
+  under_way.bytes = bytes;
   Await(event, &under_way);
   out_.Count("stores");
   action::Store store;
@@ -76,6 +93,31 @@ void Storing::On(const event::Store& event) {
   store.stream = event.stream;
   store.origin = Persistence::OriginToWrite(*who->job, event.part.checkpoint.attempt);
   out_.Do(std::move(store));
+}
+
+Status Storing::CheckFew(const event::Store& event, uint32_t uid, uint64_t bytes) const {
+  size_t of_session = 0, of_user = 0;
+  uint64_t bytes_of_user = bytes, bytes_in_all = bytes;
+  for (const auto& [part, other] : under_way_) {
+    of_session += static_cast<size_t>(other.session == event.caller.session);
+    of_user += static_cast<size_t>(other.uid == uid);
+    bytes_of_user += other.uid == uid ? other.bytes : 0;
+    bytes_in_all += other.bytes;
+  }
+  const auto refused = [](absl::string_view whose, size_t count, uint64_t of_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("store: ", count, " parts of ", whose,
+                     " are on their way into storage, whose manifests would have with this one ",
+                     of_bytes, " bytes; save it when one of them is there"));
+  };
+  if (of_session >= kMostOfSession) return refused("this session", of_session, bytes_of_user);
+  if (of_user >= kMostOfUser || bytes_of_user > kMostBytesOfUser) {
+    return refused("this user", of_user, bytes_of_user);
+  }
+  if (under_way_.size() >= kMostInAll || bytes_in_all > kMostBytesInAll) {
+    return refused("all users", under_way_.size(), bytes_in_all);
+  }
+  return absl::OkStatus();
 }
 
 std::optional<Body> Storing::AnswerOfRepeat(const event::Store& event, const Job& job) const {
@@ -123,11 +165,16 @@ StatusOr<Body> Storing::AnswerOf(const event::Stored& event, Job* job, Attempt* 
   merging_.Merge(job, *event.published);  // of a removed step the files go
   CAIRN_RETURN_IF_ERROR(Retention::CheckRemoved(*job, key.step, key.attempt));
   Checkpoint* checkpoint = parts_.Find(key);
-  commit.complete = checkpoint != nullptr && checkpoint->content->complete;
-  if (commit.complete) {
-    persistence_.Published(checkpoint);
-    retention_.ApplyKeepPolicy(job);
+  const Part* part = parts_.Find(event.part);
+  if (part == nullptr || !checkpoint->content->complete || part->content->digest != event.digest) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("revision: ", event.part.DebugString(), " is in storage, but another one of ",
+                     "this name is here; save the step under a new revision"));
   }
+  persistence_.Published(checkpoint);
+  retention_.ApplyKeepPolicy(job);
+  CAIRN_RETURN_IF_ERROR(Attempts::CheckFence(*job, key.attempt, superseded_by));
+  commit.complete = true;
   return Body(std::move(commit));
 }
 

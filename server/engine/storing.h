@@ -5,6 +5,7 @@
 //
 // Invariants:
 //   1. A part is stored once at a time, and each that is stored has an action under way.
+//   2. Who is told that a part is complete has the very part in it that he sent.
 #pragma once
 
 #include <map>
@@ -41,6 +42,7 @@ class Storing : public Waitlist {
   void On(const event::Store& event);
   void On(const event::Stored& event);
   size_t under_way() const { return under_way_.size(); }
+  bool IsUnderWay(const PartKey& part) const { return under_way_.contains(part); }
 
   void Left(const Parked& parked) override;
   void TimeUp(const Parked& parked) override;
@@ -50,9 +52,13 @@ class Storing : public Waitlist {
  private:
   struct UnderWay {
     SessionId session = 0;
+    uint32_t uid = 0;
+    uint64_t bytes = 0;  // of the manifest, which the action holds
     std::set<RequestId> waiting;
   };
 
+  // What is under way holds memory and a descriptor, also when its caller waits no more.
+  Status CheckFew(const event::Store& event, uint32_t uid, uint64_t bytes) const;
   // What a call that was answered before is answered again; nullopt: it was not.
   std::optional<Body> AnswerOfRepeat(const event::Store& event, const Job& job) const;
   void Await(const event::Store& event, UnderWay* under_way);

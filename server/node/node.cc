@@ -126,7 +126,10 @@ Node::Node(const Options& options, const Rooms& rooms, const Inherited& inherite
                                                           rooms.clock)),
       distant_readers_(rooms.storage, /*members=*/rooms.transport != nullptr),
       sessions_(options.sessions, &loops_, rooms.holder,
-                [this](SessionId session) { gate_->Post(engine::event::SessionEnded{session}); }),
+                [this](SessionId session) {
+                  gate_->Post(engine::event::SessionEnded{session});
+                  store_streams_.ForgetAll(session);
+                }),
       row_source_(std::make_unique<EngineRows>(this)),
       recorder_(options.recorder, rooms.open_catalog, rooms.clock, row_source_.get()),
       index_(std::make_unique<ClusterIndex>(

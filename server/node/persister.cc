@@ -169,17 +169,23 @@ void Persister::Store(const engine::action::Store& action, StoreStream* stream) 
       stored.published = *std::move(whole);
     }
   }
-  LOG(INFO) << "job=" << checkpoint.job << " step=" << checkpoint.step
-            << " attempt=" << checkpoint.attempt << " writer=" << action.part.writer
-            << " straight into storage: "
-            << (!location.ok()
-                    ? absl::StrCat("failed: ", location.status().ToString())
-                    : absl::StrCat(manifest.TotalBytes(), " bytes in ",
-                                   (clock_->Now() - begin) / kNanosPerMilli, " ms",
-                                   published ? ", published" : ", awaits other writers"));
+  const std::string what = absl::StrCat("job=", checkpoint.job, " step=", checkpoint.step,
+                                        " attempt=", checkpoint.attempt,
+                                        " writer=", action.part.writer, " straight into storage: ");
+  if (location.ok()) {
+    LOG(INFO) << what << manifest.TotalBytes() << " bytes in "
+              << (clock_->Now() - begin) / kNanosPerMilli << " ms"
+              << (published ? ", published" : ", awaits other writers");
+  } else {  // who fails on purpose does not fill the log
+    LOG_EVERY_T(WARNING, 1) << what << "failed: " << location.status();
+  }
   WantNoMore(checkpoint);
   gate_->Post(std::move(stored));
-  SweepAfter(checkpoint, published, absl::IsResourceExhausted(location.status()));
+  // What is too long for the disk is not what others have there to blame for: their parts stay.
+  if (absl::IsResourceExhausted(location.status())) {
+    return SweepSoon(checkpoint.job, {{}, /*full=*/true});
+  }
+  SweepAfter(checkpoint, published, /*full=*/false);
 }
 
 StatusOr<std::optional<Location>> Persister::WriteAndPublish(const Work& work) {

@@ -88,10 +88,14 @@ Node::Begun Node::Begin(SessionInfo info, Answer answer) {
 void Node::Goodbye(SessionId session) {
   if (sessions_.End(session)) Post(engine::event::SessionEnded{session, /*goodbye=*/true});
   distant_readers_.ReleaseAll(session);
+  store_streams_.ForgetAll(session);
 }
 
 void Node::ConnectionClosed(SessionId session) {
-  if (sessions_.ConnectionClosed(session)) Post(engine::event::SessionEnded{session});
+  if (sessions_.ConnectionClosed(session)) {
+    Post(engine::event::SessionEnded{session});
+    store_streams_.ForgetAll(session);
+  }
   distant_readers_.ReleaseAll(session);
 }
 
@@ -266,6 +270,7 @@ Answer Node::Renew(engine::event::Renew event) {
 }
 
 StatusOr<LeaseId> Node::OpenStream(const engine::Caller& caller) {
+  CAIRN_RETURN_IF_ERROR(sessions_.CheckTaken(caller.session));
   const LeaseId lease = distant_readers_.NextLease(/*chunks=*/false);
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd theirs, store_streams_.Open(caller.session, lease));
   const FdLent lent{FdLent::What::kFile, lease, /*slab=*/0, /*bytes=*/0};

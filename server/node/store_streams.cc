@@ -106,6 +106,11 @@ UniqueFd StoreStreams::Take(SessionId session, LeaseId lease) {
   return taken;
 }
 
+void StoreStreams::ForgetAll(SessionId session) {
+  MutexLock lock(&mu_);
+  open_.erase(open_.lower_bound({session, 0}), open_.lower_bound({session + 1, 0}));
+}
+
 // Of writers that have gone, or given theirs up.
 void StoreStreams::ForgetClosed() {
   for (auto at = open_.begin(); at != open_.end();) {

@@ -66,6 +66,8 @@ class StoreStreams {
   StatusOr<UniqueFd> Open(SessionId session, LeaseId lease);
   // Invalid when there is none; then, too, it is not there any more.
   UniqueFd Take(SessionId session, LeaseId lease);
+  // Of a session that has ended.
+  void ForgetAll(SessionId session);
 
  private:
   static constexpr size_t kMostOfSession = 2;

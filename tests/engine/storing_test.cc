@@ -250,6 +250,77 @@ TEST_F(StraightSaves, OfAnAttemptThatEndedMeanwhileAreNotItsSuccessors) {
   EXPECT_EQ(LatestStep(young), 1);
 }
 
+TEST_F(StraightSaves, OfAnAttemptThatIsFencedMeanwhileAreToldSo) {
+  const SessionId old = Hello({.attempt = 1, .process = "old"});
+  hold_stores = true;
+  const event::Store store = StoreOf(old, 7);
+  Apply(store);
+  const SessionId young = Hello({.attempt = 2, .process = "young"});
+  Save(young, 1);
+  FinishStore();
+  CarryPending();
+  EXPECT_THAT(StatusOf(TakeStored(store)),
+              Fails(absl::StatusCode::kFailedPrecondition, "superseded"));
+  EXPECT_EQ(replies.at(store.caller.request).superseded_by, 2);
+  EXPECT_EQ(LatestStep(young), 1);
+}
+
+// Else one of the two would be told that the other's bytes are his.
+TEST_F(StraightSaves, AreNotSavedThroughMemoryToo) {
+  const SessionId s = Hello();
+  hold_stores = true;
+  const event::Store store = StoreOf(s, 1);
+  Apply(store);
+  EXPECT_THAT(StatusOf(Create(s, store.part, {{"model"}})),
+              Fails(absl::StatusCode::kFailedPrecondition, "straight into storage"));
+  EXPECT_THAT(StatusOf(Commit(s, store.part, {})),
+              Fails(absl::StatusCode::kFailedPrecondition, "straight into storage"));
+  FinishStore();
+  CarryPending();
+  ASSERT_TRUE(TakeStored(store).ok()) << TakeStored(store).status();
+  EXPECT_TRUE(TakeStored(store)->complete);
+  EXPECT_THAT(StatusOf(Create(s, store.part, {{"model"}})),
+              Fails(absl::StatusCode::kAlreadyExists, "revision"));
+}
+
+// Each holds a descriptor and its checksums, whether or not its caller waits.
+TEST_F(StraightSaves, AreFewAtOnceOfASessionAndOfAUser) {
+  hold_stores = true;
+  const SessionId s = Hello();
+  for (Step step = 1; step <= 4; ++step) Apply(StoreOf(s, step));
+  Advance(11 * kNanosPerSecond);  // none of them is waited for any more
+  const event::Store fifth = StoreOf(s, 5);
+  Apply(fifth);
+  EXPECT_THAT(StatusOf(TakeStored(fifth)),
+              Fails(absl::StatusCode::kResourceExhausted, "of this session"));
+  for (int more = 1; more < 16; ++more) {
+    const SessionId next = Hello({.job = absl::StrCat("job", more)});
+    for (Step step = 1; step <= 4; ++step) Apply(StoreOf(next, step));
+  }
+  EXPECT_EQ(stores.size(), 64u);
+  const event::Store late = StoreOf(Hello({.job = "late"}), 1);
+  Apply(late);
+  EXPECT_THAT(StatusOf(TakeStored(late)),
+              Fails(absl::StatusCode::kResourceExhausted, "of this user"));
+  FinishStore();
+  CarryPending();
+  const event::Store again = StoreOf(Hello({.job = "late"}), 1);
+  Apply(again);
+  EXPECT_EQ(stores.size(), 65u);
+}
+
+TEST_F(StraightSaves, HoldFewChecksums) {
+  hold_stores = true;
+  const SessionId s = Hello();
+  event::Store large = StoreOf(s, 1);
+  large.objects.front().length = (uint64_t{17} << 20) * kBlockBytes;
+  large.objects.front().block_crcs.assign(uint64_t{17} << 20, 7);
+  Apply(large);
+  EXPECT_THAT(StatusOf(TakeStored(large)),
+              Fails(absl::StatusCode::kResourceExhausted, "of this user"));
+  EXPECT_TRUE(stores.empty());
+}
+
 // A reading of storage that began before knows nothing of it.
 TEST_F(StraightSaves, AreNotLostByAReadingThatBeganBefore) {
   const SessionId s = Hello();

@@ -130,6 +130,36 @@ def test_stateful_values_are_asked_and_others_replaced(c: cairn.Connection, how:
     assert into["t"] is tensor and tensor.tolist() == [1, 1]
 
 
+class Taking(Counter):
+    """Removes another value when it is loaded."""
+
+    def __init__(self, name: str, of: State) -> None:
+        super().__init__(name, 1)
+        self.of = of
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.of.pop("z", None)
+
+
+def test_keys_that_are_no_strings_and_values_that_go_meanwhile_are_as_with_stock(
+    c: cairn.Connection, tmp_path: Path
+) -> None:
+    save(c, {1: torch.ones(2), 2: 5}, 3)
+    stock.save({1: torch.ones(2), 2: 5}, storage_writer=stock.FileSystemWriter(tmp_path))
+    ours: dict[Any, Any] = {1: torch.zeros(2), 2: 0}
+    theirs: dict[Any, Any] = {1: torch.zeros(2), 2: 0}
+    cairn.dcp.load(ours, c)
+    stock.load(theirs, storage_reader=stock.FileSystemReader(tmp_path))
+    assert_same(ours, theirs)
+
+    save(c, {"a": Counter("a", 4), "z": torch.ones(2)}, 4)
+    into: State = {"z": torch.zeros(2)}
+    into["a"] = Taking("a", into)
+    cairn.dcp.load(into, c)
+    assert into["a"].value == 4 and "z" not in into
+
+
 def test_a_step_is_a_folder_that_the_stock_reader_reads(c: cairn.Connection, node: Node) -> None:
     state = model()
     save(c, state, 3)

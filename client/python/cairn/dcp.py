@@ -482,9 +482,8 @@ def load(
             return _checkpoint(connection, connection.job, number)
 
         found = ask() if alone else _agreed(connection, ask, number, process_group, exchange)
-    wanted = state_dict
+    wanted, keys = state_dict, sorted(state_dict)  # of all ranks in the same order, as stock goes
     if planner is None:
-        keys = sorted(state_dict)  # of all ranks in the same order, as stock goes
         wanted = enclose(resolved(state_dict, keys))
     stock.load(
         wanted,
@@ -496,17 +495,19 @@ def load(
         no_dist=alone,
     )
     if wanted is not state_dict:
-        _give(opened(wanted), state_dict)
+        _give(opened(wanted), state_dict, keys)
     return found
 
 
-def _give(loaded: dict[Any, Any], state_dict: dict[Any, Any]) -> None:
+def _give(loaded: dict[Any, Any], state_dict: dict[Any, Any], keys: list[Any]) -> None:
     """Ends a load as stock does."""
-    for key, value in loaded.items():
+    for key in keys:
+        if key not in state_dict:
+            continue  # what another one loaded has removed it
         if is_stateful(state_dict[key]):
-            state_dict[key].load_state_dict(value)
+            state_dict[key].load_state_dict(loaded[key])
         else:
-            state_dict[key] = value
+            state_dict[key] = loaded[key]
 
 
 def _agreed(

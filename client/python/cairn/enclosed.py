@@ -27,7 +27,9 @@ class Enclosed:
 
 def is_stateful(value: Any) -> bool:
     # The general question takes 20 microseconds.
-    return not isinstance(value, torch.Tensor) and isinstance(value, Stateful)
+    if isinstance(value, torch.Tensor) and not hasattr(type(value), "state_dict"):
+        return False
+    return isinstance(value, Stateful)
 
 
 def resolved(state_dict: Mapping[Any, Any], keys: Iterable[Any]) -> dict[Any, Any]:
