@@ -292,14 +292,16 @@ Status StepWriterImpl::SetAside(const Room& room, absl::Duration patience) {
   return Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Usable());
     std::vector<Place> places;
-    const Status created = Create({}, room, DeadlineAfter(patience), &places);
+    // Only the room is not waited for; the daemon may be slow to answer.
+    const Status created = Create({}, room, link_->Deadline(timeout_), &places, patience);
     if (!created.ok()) failure_ = created;
     return created;
   });
 }
 
 Status StepWriterImpl::Create(absl::Span<const Pending> objects, const Room& to_come,
-                              MonotonicNanos deadline, std::vector<Place>* places) {
+                              MonotonicNanos deadline, std::vector<Place>* places,
+                              absl::Duration patience) {
   wire::CreateReply reply;
   wire::CreateRequest request;
   request.step = identity_.step;
@@ -330,7 +332,7 @@ Status StepWriterImpl::Create(absl::Span<const Pending> objects, const Room& to_
   // Memory may be short because this session still maps what it wrote before. Then the answer has only
   // slabs to unmap first, and the call is repeated.
   for (;;) {
-    CAIRN_RETURN_IF_ERROR(AskForExtents(&request, deadline, &reply));
+    CAIRN_RETURN_IF_ERROR(AskForExtents(&request, deadline, patience, &reply));
     if (!reply.extents.empty() || objects.empty() || reply.retire.empty()) break;
     if (RealClock()->Now() >= deadline) {
       return absl::ResourceExhaustedError(
@@ -360,7 +362,7 @@ Status StepWriterImpl::Create(absl::Span<const Pending> objects, const Room& to_
 }
 
 Status StepWriterImpl::AskForExtents(wire::CreateRequest* request, MonotonicNanos deadline,
-                                     wire::CreateReply* reply) {
+                                     absl::Duration patience, wire::CreateReply* reply) {
   const int64_t call = link_->NextCall();
   std::vector<int64_t> unmapped;  // of the session the request went to
   std::shared_ptr<Attachment> asked = attachment_;
@@ -371,7 +373,8 @@ Status StepWriterImpl::AskForExtents(wire::CreateRequest* request, MonotonicNano
         asked = attachment;
         for (int64_t slab : attachment->slabs.TakeUnmapped()) unmapped.push_back(slab);
         request->unmapped = unmapped;
-        request->timeout_ms = Link::TimeoutMillis(deadline);
+        request->timeout_ms =
+            std::min(Link::TimeoutMillis(deadline), absl::ToInt64Milliseconds(patience));
         client.create(*reply, call, *request);
       },
       attachment_.get());

@@ -86,11 +86,11 @@ class StepWriterImpl : public StepWriter {
   Status SealReserved(ReservedMap reserved);
   static size_t EndOfCreate(const std::vector<Pending>& objects, size_t begin);
   static Room Sum(absl::Span<const Pending> objects);
-  // `to_come`: the objects of the creates that follow.
+  // `to_come`: the objects of the creates that follow. `patience`: how long the daemon may wait for room.
   Status Create(absl::Span<const Pending> objects, const Room& to_come, MonotonicNanos deadline,
-                std::vector<Place>* places);
+                std::vector<Place>* places, absl::Duration patience = absl::InfiniteDuration());
   Status AskForExtents(wire::CreateRequest* request, MonotonicNanos deadline,
-                       wire::CreateReply* reply);
+                       absl::Duration patience, wire::CreateReply* reply);
   Status CopyIntoSlabs(std::vector<Pending>* objects, const std::vector<Place>& places,
                        std::vector<Written>* written);
   // How the slab that the session writes into is had for good.

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -233,3 +234,50 @@ def test_only_some_ranks_cannot_agree(node: Node, job: str) -> None:
             c.save_async(1, {"w.pt": torch.ones(3)}, busy="storage", writers=2, writer=0)
         with pytest.raises(ValueError, match="busy: 'disk' is none of wait, skip, storage"):
             c.save_async(1, {"w.pt": torch.ones(3)}, busy="disk")
+
+
+def test_a_rank_that_fails_before_the_others_go_straight_stays_in_step_with_them(
+    node: Node, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its part of one try and theirs of another would make one step."""
+    answers: list[bool] = []
+    monkeypatch.setattr("cairn.distributed.any_of", lambda mine, size: answers.pop(0))
+    attempt = int(time.time() * 1000)
+    ranks = [cairn.connect(job, rank=rank, world_size=2, attempt=attempt) for rank in (0, 1)]
+
+    def save(rank: int, number: int) -> cairn.Saving:
+        saving = ranks[rank].save_async(3, {f"r{rank}.pt": {"try": number}}, busy="storage")
+        assert saving.wait(30)
+        return saving
+
+    answers[:] = [False, True]  # no save goes on; on some rank there is no room
+    assert save(0, 1).stored
+    with monkeypatch.context() as broken, warnings.catch_warnings():
+        warnings.simplefilter("ignore", cairn.CairnWarning)
+
+        def fails(*_: object) -> None:
+            raise cairn.Unavailable("the daemon is away")
+
+        broken.setattr("cairn.step.Step._set_aside", fails)
+        answers[:] = [False, True]
+        assert not save(1, 1).ok
+    for rank in (0, 1):
+        answers[:] = [True]  # one goes on: straight
+        assert save(rank, 2).ok
+    assert ranks[0].latest().step == 3
+    for rank in (0, 1):
+        assert cairn.load(f"cairn://{job}/3/r{rank}.pt") == {"try": 2}
+    for c in ranks:
+        c.close()
+
+
+@pytest.mark.parametrize("busy", ["skip", "storage"])
+def test_a_daemon_that_answers_late_is_waited_for(node: Node, job: str, busy: str) -> None:
+    """Only for room nobody waits long."""
+    with cairn.connect(job) as c:
+        assert c.save_async(1, {"w.pt": weights_of(1)}).wait(30)
+        daemon = node.daemon_pid()
+        os.kill(daemon, signal.SIGSTOP)
+        threading.Timer(1.0, os.kill, (daemon, signal.SIGCONT)).start()
+        saving = c.save_async(2, {"w.pt": weights_of(2)}, busy=busy)
+        assert saving.wait(30) and saving.ok and not saving.stored, saving

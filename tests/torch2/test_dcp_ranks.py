@@ -450,6 +450,39 @@ def test_all_ranks_go_straight_into_storage_or_none(node: Node, tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize("busy", ["wait", "skip", "storage"])
+def test_a_rank_that_cannot_encode_its_state_stays_in_step_with_the_others(
+    node: Node, tmp_path: Path, busy: str
+) -> None:
+    """Else the parts of two tries would make one step."""
+    run_ranks(
+        2,
+        f"""
+        class Bad:
+            def __reduce__(self):
+                raise RuntimeError("it cannot be pickled")
+        def save(number, bad):
+            part = {{"try": number}} | ({{"bad": Bad()}} if bad else {{}})
+            return c.save_async(3, {{f"r{{rank}}.pt": part}}, busy={busy!r})
+        for number in (1, 2, 3):
+            try:
+                saving = save(number, number < 3 and rank == number - 1)
+                assert saving.wait(30)
+            except RuntimeError as error:
+                assert "pickled" in str(error)
+                saving = None
+            dist.barrier()
+        assert saving.ok, saving
+        assert c.latest().step == 3
+        tries = [cairn.load(f"cairn://{{job}}/3/r{{r}}.pt")["try"] for r in (0, 1)]
+        assert tries == [3, 3]
+        """,
+        "encode",
+        node,
+        tmp_path,
+    )
+
+
 def test_all_ranks_skip_a_save_for_which_one_has_no_memory(node: Node, tmp_path: Path) -> None:
     small = Node(budget=32 * MIB).start()
     try:

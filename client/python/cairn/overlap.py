@@ -154,12 +154,23 @@ class Saving:
 
     # --- how it goes
 
-    def _find_room(self, payloads: list[tuple[str, Payload]]) -> bool:
-        """Enters the step and sets memory aside; False when there is none, or the save has failed."""
+    def _enter(self) -> None:
+        """Before anything that can fail, as on all ranks, so that the next save of the step has the same
+        revision on all. When this fails the save has."""
         part = self._part
         assert part is not None
         try:
             part.begin()
+        except Error as failure:
+            self._end(failure)
+
+    def _find_room(self, payloads: list[tuple[str, Payload]]) -> bool:
+        """Sets memory aside; False when there is none, or the save has failed."""
+        part = self._part
+        if self._failure is not None:
+            return False
+        assert part is not None
+        try:
             part._set_aside({name: payload.length for name, payload in payloads}, _ROOM_PATIENCE_S)
         except Full:
             return False
@@ -177,11 +188,23 @@ class Saving:
             self._part, self.skipped, self._reported = None, True, True
 
     def _go_straight(self, part: Step) -> None:
-        """There is no room: `part`, which takes none, is saved instead. Unless it has failed."""
-        if self._failure is None:
-            assert self._part is not None
-            self._part.discard()
-            self._part, self.stored = part, True
+        """There is no room: `part`, which takes none, is saved instead. It is entered also where this has
+        failed, as on the other ranks."""
+        if self._failure is not None:
+            _enter_in_vain(part)
+            return
+        assert self._part is not None
+        self._part.discard()
+        self._part, self.stored = part, True
+        self._enter()
+
+    def _give_up(self, part: Step | None) -> None:
+        """It failed here before the other ranks heard of it, which go on with `part`, if with any."""
+        before, self._part = self._part, None
+        if before is not None:
+            before.discard()
+        if part is not None:
+            _enter_in_vain(part)
 
     def _begin(
         self,
@@ -199,8 +222,6 @@ class Saving:
         try:
             objects = [payload.as_object(name) for name, payload in payloads]
             self._bytes = sum(length for *_, sources in objects for _, length in sources)
-            if part.revision < 0:
-                part.begin()
             self._writing = part._write_later(objects)
             thread.start()  # it keeps what the addresses point into
         except BaseException as failure:
@@ -276,6 +297,12 @@ class Saving:
             else:
                 part.discard()
         self._done.set()
+
+
+def _enter_in_vain(part: Step) -> None:
+    with contextlib.suppress(Error):
+        part.begin()
+    part._drop()
 
 
 # --- all of a connection's -------------------------------------------------------------------------------
@@ -360,6 +387,7 @@ class Savings:
         make_stored: Callable[[], Step] | None,
     ) -> None:
         """With `any_rank`: where on some rank there is no room it is what `make_stored` makes, or skipped."""
+        saving._enter()
         try:
             payloads = [(name, _encode(obj, watch)) for name, obj in objects.items()]
             if watch is not None:
@@ -368,14 +396,16 @@ class Savings:
         except BaseException:
             if any_rank is not None:
                 any_rank(True)  # the others wait to hear it
+            goes_straight = any_rank is not None and make_stored is not None
+            saving._give_up(make_stored() if goes_straight and make_stored else None)
             raise
         if any_rank is not None and any_rank(no_room):
             if make_stored is None:
                 saving._skip()
             else:
                 saving._go_straight(make_stored())
-            if saving.done:
-                return
+        if saving.done:
+            return
         self.fence_before_steps_of(given)
         self._under_way.append(saving)
         saving._begin(payloads, objects, watch)
