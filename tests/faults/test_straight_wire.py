@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, node
+from cairn_daemon import MIB, Node, node, until
 from cairn_raw import (
     ALREADY_EXISTS,
     DATA_LOSS,
@@ -23,6 +23,7 @@ from cairn_raw import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
     NOT_FOUND,
+    RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     CairnError,
     Raw,
@@ -245,3 +246,58 @@ def test_a_newer_attempt_fences_it(shared: Node, writer: Raw) -> None:
         assert store(newer, 2, {"a": b"2"}).complete
         refused(FAILED_PRECONDITION, lambda: store(writer, 3, {"a": b"3"}), "superseded by")
         assert newer.do("latest", newer.job).step == 2
+
+
+def sockets(instance: Node) -> int:
+    count = 0
+    folder = f"/proc/{instance.daemon_pid()}/fd"
+    for descriptor in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(f"{folder}/{descriptor}").startswith("socket:")
+    return count
+
+
+def test_streams_of_a_session_that_ended_are_closed(shared: Node) -> None:
+    """Though its process keeps its ends of them."""
+    kept = []
+    before = sockets(shared)
+    for _ in range(20):
+        with shared.writer("many", attempt_number()) as session:
+            kept += [stream_of(session)[1] for _ in range(2)]
+    until("the streams are closed", lambda: sockets(shared) < before + 10)
+    for stream in kept:
+        assert stream.recv(1) == b""
+        stream.close()
+
+
+def test_streams_that_are_not_taken_are_refused(writer: Raw) -> None:
+    """Descriptors on their way count against the daemon's limit."""
+    with pytest.raises(CairnError) as error:
+        for _ in range(100_000):
+            writer.change("openStream")
+    assert error.value.code == RESOURCE_EXHAUSTED
+    assert "do not take" in error.value.message or "does not take" in error.value.message
+
+
+def test_stores_that_nobody_waits_for_are_few(shared: Node, writer: Raw) -> None:
+    """Each holds descriptors and its checksums until it ends."""
+    before = sockets(shared)
+    streams = []
+    for step in range(1, 5):
+        lease, stream = stream_of(writer)
+        streams.append(stream)
+        request = request_of(writer, step, {"a": b"a"}, lease, timeout_ms=1)
+        refused(DEADLINE_EXCEEDED, lambda request=request: writer.change("store", request))
+    for _ in range(50):
+        lease, stream = stream_of(writer)
+        request = request_of(writer, 9, {"a": b"a"}, lease, timeout_ms=1)
+        refused(
+            RESOURCE_EXHAUSTED,
+            lambda request=request: writer.change("store", request),
+            "this session",
+        )
+        stream.close()
+    assert sockets(shared) < before + 10
+    for stream in streams:
+        stream.close()
+    until("there is room", lambda: store(writer, 10, {"a": b"a"}).complete)
