@@ -72,6 +72,30 @@ StatusOr<ObjectBytes> ObjectBytes::Make(const ObjectLayout* layout) {
 }
 
 Status ObjectBytes::Read(uint64_t offset, uint64_t length, char* into) const {
+  return ReadAndSum(offset, length, into, nullptr);
+}
+
+StatusOr<std::vector<uint32_t>> ObjectBytes::BlockCrcs() const {
+  std::vector<uint32_t> crcs, zip_crcs(crcs_.size(), 0);
+  std::string block;
+  for (uint64_t at = 0; at < layout_->length(); at += block.size()) {
+    block.resize(std::min<uint64_t>(kBlockBytes, layout_->length() - at));
+    CAIRN_RETURN_IF_ERROR(ReadAndSum(at, block.size(), block.data(), &zip_crcs));
+    crcs.push_back(Crc32c(0, block.data(), block.size()));
+  }
+  for (const Segment& segment : layout_->segments()) {
+    if (segment.literal >= 0 || segment.record < 0) continue;
+    if (segment.device != nullptr || segment.fd >= 0) continue;
+    if (zip_crcs[segment.record] != crcs_[segment.record]) {
+      return absl::FailedPreconditionError(
+          "what is saved changed while it was read; call fence() before what changes it");
+    }
+  }
+  return crcs;
+}
+
+Status ObjectBytes::ReadAndSum(uint64_t offset, uint64_t length, char* into,
+                               std::vector<uint32_t>* zip_crcs) const {
   const auto& starts = layout_->starts();
   const auto& segments = layout_->segments();
   const uint64_t end = offset + length;
@@ -96,6 +120,10 @@ Status ObjectBytes::Read(uint64_t offset, uint64_t length, char* into) const {
       CAIRN_RETURN_IF_ERROR(ReadSourceFile(segment.fd, segment.offset + skip, to, n, &unused));
     } else {
       std::memcpy(to, static_cast<const char*>(segment.data) + skip, n);
+      if (zip_crcs != nullptr && segment.record >= 0) {
+        uint32_t& crc = (*zip_crcs)[segment.record];
+        crc = ZipCrc32(crc, to, n);
+      }
     }
     at += n;
   }

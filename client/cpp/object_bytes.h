@@ -20,8 +20,15 @@ class ObjectBytes {
   // [offset, offset + length), which are within the object. FAILED_PRECONDITION: a file has become shorter. One thread
   // at a time.
   Status Read(uint64_t offset, uint64_t length, char* into) const;
+  // All of it, one block after the other: the CRC32C of each. FAILED_PRECONDITION also: what lies in memory has changed
+  // since Make, so its zip records would not have the checksums that stand in the archive.
+  StatusOr<std::vector<uint32_t>> BlockCrcs() const;
 
  private:
+  // As Read; `zip_crcs`, if not null, goes on over what is read of each record from memory.
+  Status ReadAndSum(uint64_t offset, uint64_t length, char* into,
+                    std::vector<uint32_t>* zip_crcs) const;
+
   ObjectBytes(const ObjectLayout* layout, std::vector<uint32_t> crcs)
       : layout_(layout), crcs_(std::move(crcs)) {}
 

@@ -72,13 +72,9 @@ Status StoreWriter::Add(const std::string& name, ObjectKind kind, ObjectLayout l
   StatusOr<ObjectBytes> bytes = ObjectBytes::Make(&object->layout);
   if (!bytes.ok()) return failure_ = Annotate(bytes.status(), absl::StrCat("reading ", name));
   object->bytes = std::make_unique<ObjectBytes>(*std::move(bytes));
-  std::string block;
-  for (uint64_t at = 0; at < object->layout.length(); at += block.size()) {
-    block.resize(std::min<uint64_t>(kBlockBytes, object->layout.length() - at));
-    const Status read = object->bytes->Read(at, block.size(), block.data());
-    if (!read.ok()) return failure_ = Annotate(read, absl::StrCat("reading ", name));
-    object->block_crcs.push_back(Crc32c(0, block.data(), block.size()));
-  }
+  StatusOr<std::vector<uint32_t>> crcs = object->bytes->BlockCrcs();
+  if (!crcs.ok()) return failure_ = Annotate(crcs.status(), absl::StrCat("reading ", name));
+  object->block_crcs = *std::move(crcs);
   objects_[name] = std::move(object);
   return absl::OkStatus();
 }

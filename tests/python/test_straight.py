@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -281,3 +283,28 @@ def test_a_daemon_that_answers_late_is_waited_for(node: Node, job: str, busy: st
         threading.Timer(1.0, os.kill, (daemon, signal.SIGCONT)).start()
         saving = c.save_async(2, {"w.pt": weights_of(2)}, busy=busy)
         assert saving.wait(30) and saving.ok and not saving.stored, saving
+
+
+def test_an_archive_that_changes_unseen_has_right_checksums_or_is_not_saved(
+    small: Node, job: str
+) -> None:
+    """Such changes, as through `.data`, move no version; an archive holds its own checksums."""
+    with cairn.connect(job) as c:
+        fill(c)
+        saved = 0
+        for step in range(3, 23):
+            weights = torch.zeros(48 * MIB, dtype=torch.uint8)
+            saving = c.save_async(step, {"w.pt": weights}, overlap=[weights], busy="storage")
+            time.sleep(0.003 * (step - 3))
+            weights.data[-1] = 7
+            assert saving.wait(30)
+            if saving.ok:
+                saved += 1
+                with zipfile.ZipFile(files_of(small, job, step) / "w.pt") as archive:
+                    assert archive.testzip() is None
+                c.remove(step, force=True)
+            else:
+                assert "changed" in str(saving.error), saving
+            with contextlib.suppress(cairn.FailedPrecondition):
+                c.fence()
+        assert saved > 0
