@@ -84,11 +84,9 @@ StatusOr<std::vector<uint32_t>> ObjectBytes::BlockCrcs() const {
     crcs.push_back(Crc32c(0, block.data(), block.size()));
   }
   for (const Segment& segment : layout_->segments()) {
-    if (segment.literal >= 0 || segment.record < 0) continue;
-    if (segment.device != nullptr || segment.fd >= 0) continue;
+    if (segment.literal >= 0 || segment.record < 0 || segment.device != nullptr) continue;
     if (zip_crcs[segment.record] != crcs_[segment.record]) {
-      return absl::FailedPreconditionError(
-          "what is saved changed while it was read; call fence() before what changes it");
+      return absl::FailedPreconditionError("what is saved changed while it was read");
     }
   }
   return crcs;

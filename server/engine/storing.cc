@@ -168,8 +168,9 @@ StatusOr<Body> Storing::AnswerOf(const event::Stored& event, Job* job, Attempt* 
   const Part* part = parts_.Find(event.part);
   if (part == nullptr || !checkpoint->content->complete || part->content->digest != event.digest) {
     return absl::AlreadyExistsError(
-        absl::StrCat("revision: ", event.part.DebugString(), " is in storage, but another one of ",
-                     "this name is here; save the step under a new revision"));
+        absl::StrCat("revision: ", event.part.DebugString(),
+                     " was written, and does not count: another one of this name is here, or its "
+                     "files are being deleted; save the step under a new revision"));
   }
   persistence_.Published(checkpoint);
   retention_.ApplyKeepPolicy(job);

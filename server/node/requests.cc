@@ -274,7 +274,10 @@ StatusOr<LeaseId> Node::OpenStream(const engine::Caller& caller) {
   const LeaseId lease = distant_readers_.NextLease(/*chunks=*/false);
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd theirs, store_streams_.Open(caller.session, lease));
   const FdLent lent{FdLent::What::kFile, lease, /*slab=*/0, /*bytes=*/0};
-  CAIRN_RETURN_IF_ERROR(sessions_.Push(caller.session, lent, theirs.get()));
+  if (const Status sent = sessions_.Push(caller.session, lent, theirs.get()); !sent.ok()) {
+    store_streams_.Take(caller.session, lease);  // nobody else would close it
+    return sent;
+  }
   return lease;
 }
 

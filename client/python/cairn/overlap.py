@@ -363,7 +363,7 @@ class Savings:
                     given,
                     watch,
                     None if busy == "wait" or stored else any_rank,
-                    functools.partial(make_part, True) if busy == "storage" else None,
+                    None if busy != "storage" or stored else functools.partial(make_part, True),
                 )
             finally:
                 self._begins = 0
@@ -396,8 +396,7 @@ class Savings:
         except BaseException:
             if any_rank is not None:
                 any_rank(True)  # the others wait to hear it
-            goes_straight = any_rank is not None and make_stored is not None
-            saving._give_up(make_stored() if goes_straight and make_stored else None)
+            saving._give_up(None if make_stored is None else make_stored())
             raise
         if any_rank is not None and any_rank(no_room):
             if make_stored is None:
