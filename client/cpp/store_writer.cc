@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/background.h"
@@ -222,29 +223,31 @@ StatusOr<UniqueFd> StoreWriter::OpenStream(std::shared_ptr<Attachment>* attachme
 Status StoreWriter::Store(wire::StoreRequest* request, wire::CommitReply* reply) {
   std::shared_ptr<Attachment> attachment;
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd stream, OpenStream(&attachment, &request->stream));
-  Status served;
+  const auto hang_up = [&stream] { (void)::shutdown(stream.get(), SHUT_RDWR); };
+  const Background serving([&](const std::atomic<bool>&) {
+    const absl::Cleanup ended = hang_up;  // what cannot be read the node must not wait for
+    return Serve(stream.get());
+  });
+  // Where something is thrown: the thread is joined then, and would wait for the node.
+  const absl::Cleanup thrown = hang_up;
+  // Before the node asks for anything it has ended only where the system gives no thread.
+  if (serving.Wait(absl::ZeroDuration()) && !serving.status().ok()) return serving.status();
+  const int64_t call = link_->NextCall();
   Status stored;
-  {
-    const Background serving([&](const std::atomic<bool>&) {
-      served = Serve(stream.get());
-      // What could not be read the node must not wait for.
-      (void)::shutdown(stream.get(), SHUT_RDWR);
-      return served;
-    });
-    const int64_t call = link_->NextCall();
-    for (uint64_t before = bytes_sent_;; before = bytes_sent_) {
-      const MonotonicNanos deadline = link_->Deadline(timeout_);
-      stored = link_->Call(
-          "store", deadline,
-          [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
-            request->timeout_ms = Link::TimeoutMillis(deadline);
-            client.store(*reply, call, *request);
-          },
-          attachment.get());
-      if (!absl::IsDeadlineExceeded(stored) || bytes_sent_ == before) break;
-    }
-    (void)::shutdown(stream.get(), SHUT_RDWR);
+  for (uint64_t before = bytes_sent_;; before = bytes_sent_) {
+    const MonotonicNanos deadline = link_->Deadline(timeout_);
+    stored = link_->Call(
+        "store", deadline,
+        [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+          request->timeout_ms = Link::TimeoutMillis(deadline);
+          client.store(*reply, call, *request);
+        },
+        attachment.get());
+    if (!absl::IsDeadlineExceeded(stored) || bytes_sent_ == before) break;
   }
+  hang_up();
+  while (!serving.Wait(absl::Seconds(1))) continue;
+  const Status served = serving.status();
   return !stored.ok() && !served.ok() ? served : stored;
 }
 

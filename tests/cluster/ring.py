@@ -16,10 +16,8 @@ bytes that follow from job, step and writer, so any node's answer can be compare
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -33,6 +31,7 @@ from cairn_daemon import MIB, Node, T, binary, children
 from cairn_daemon import until as until_soon
 from cairn_raw import UNAVAILABLE, CairnError, Raw, TTransportException, attempt_number, pattern
 from network import Network
+from stopped import go_on, stop
 
 CONTROL_PORT, DATA_PORT = members.CONTROL_PORT, members.CONTROL_PORT + 1
 PART_BYTES = 3 * MIB + 77
@@ -213,12 +212,12 @@ class Member(Node):
         """Keeper and daemon stand still, with all their connections open."""
         keeper = self.keeper_pid
         for pid in (keeper, *children(keeper)):
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
 
     def go_on(self) -> None:
         keeper = self.keeper_pid
         for pid in (*children(keeper), keeper):
-            os.kill(pid, signal.SIGCONT)
+            go_on(pid)
 
 
 class Ring:

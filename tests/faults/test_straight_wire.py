@@ -9,9 +9,11 @@ import contextlib
 import os
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -309,3 +311,35 @@ def test_stores_that_nobody_waits_for_are_few(shared: Node, writer: Raw) -> None
             return False
 
     until("there is room", there_is_room)
+
+
+def test_a_part_longer_than_the_disk_costs_other_jobs_nothing(tmp_path: Path) -> None:
+    """Bug: what waited in every job's trash to be wanted back was emptied for it."""
+    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode != 0:
+        pytest.skip("this kernel lets no ordinary user make namespaces")
+    script = 'mkdir -p "$0" && mount -t tmpfs -o size=16m none "$0" && exec "$@"'
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    wrapper = ("unshare", "-Urm", "sh", "-c", script, str(folder))
+    options = (f"--storage.root={folder}", "--storage.keep_last=1")
+    with (
+        node(storage=False, wrapper=wrapper, options=options) as instance,
+        instance.writer("a-careful", attempt_number()) as careful,
+        instance.writer("b-greedy", attempt_number()) as greedy,
+    ):
+        inside = Path(f"/proc/{instance.keeper_pid}/root{folder}")
+
+        def deleted(job: str) -> list[str]:
+            return os.listdir(inside / job / ".cairn/trash")
+
+        for writer in (careful, greedy):
+            for step in (1, 2):
+                assert store(writer, step, {"a": pattern("a", MIB)}).complete
+            until("it is in the trash", lambda writer=writer: deleted(writer.job))
+        kept = deleted("a-careful")
+        too_long = {"a": pattern("too long", 20 * MIB)}
+        refused(RESOURCE_EXHAUSTED, lambda: store(greedy, 3, too_long), "space")
+        until("its own trash is emptied", lambda: not deleted("b-greedy"))
+        assert store(greedy, 4, {"a": b"a"}).complete  # and its own sweep has begun
+        assert deleted("a-careful") == kept
+        assert (inside / "b-greedy/4/a").read_bytes() == b"a"

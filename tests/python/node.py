@@ -9,7 +9,9 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cairn
 
@@ -25,6 +27,15 @@ def binary(name: str) -> Path:
     path = Path(folder) / name
     assert path.exists(), f"{path} was not built"
     return path
+
+
+def until(what: Callable[[], Any], limit_s: float = 20) -> Any:
+    """The first true answer; only the limit decides, not the pause."""
+    deadline = time.monotonic() + limit_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.02)
+    return found
 
 
 def free_port() -> int:
@@ -94,8 +105,7 @@ class Node:
         """SIGKILL to the daemon; the keeper starts another, which is awaited."""
         old = self.daemon_pid()
         os.kill(old, signal.SIGKILL)
-        while self.daemon_pid() in (0, old):
-            time.sleep(0.01)
+        until(lambda: self.daemon_pid() not in (0, old))
         self.wait_until_it_answers()
 
     def kill(self) -> None:

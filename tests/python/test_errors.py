@@ -67,6 +67,10 @@ def test_a_removed_step_is_told_from_an_attempt_that_may_not_save(
     error = errors.from_status(9, message)
     assert type(error) is kind and error.code == 9
     assert errors.is_callers_own(error) == (kind is not cairn.Removed)
+    for said in ("", "rank 0: "):
+        code, name, text = errors.to_plain(error)
+        copy = errors.from_plain(code, name, said + text)
+        assert errors.is_callers_own(copy) == errors.is_callers_own(error)
     copy = errors.from_plain(*errors.to_plain(error))
     assert type(copy) is kind
     assert type(errors.from_status(14, message)) is cairn.Unavailable

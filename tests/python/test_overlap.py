@@ -14,13 +14,13 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import cairn
 import pytest
 import torch
-from node import MIB, Node
+from node import MIB, Node, until
+from stopped import go_on, stopped
 
 
 @pytest.fixture
@@ -28,23 +28,6 @@ def c(node: Node, job: str) -> Iterator[cairn.Connection]:
     with cairn.connect(job) as connection:
         assert connection.attempt  # chosen while the daemon answers
         yield connection
-
-
-def _stands(task: Path) -> bool:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-@contextmanager
-def standing_still(node: Node) -> Iterator[None]:
-    """The daemon answers nothing, so that a save that began has copied nothing."""
-    pid = node.daemon_pid()
-    os.kill(pid, signal.SIGSTOP)
-    while not all(_stands(task) for task in Path(f"/proc/{pid}/task").iterdir()):
-        time.sleep(0.001)  # a thread may answer one more call before the signal reaches it
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 class Training:
@@ -109,7 +92,7 @@ def test_a_save_that_goes_on_until_the_optimizers_step(node: Node, c: cairn.Conn
     c.save_async(0, training.state(), overlap=training.optimizer).wait(30)
     expected = copied(training.state())
     ended: list[bool] = []
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, training.state(), overlap=training.optimizer)
         assert not saving.staged and not saving.done
         training.forward_and_backward()  # changes the BatchNorm's buffers
@@ -134,7 +117,7 @@ def test_a_save_that_goes_on_until_the_optimizers_step(node: Node, c: cairn.Conn
 
 def test_fence_waits_for_the_copy(node: Node, c: cairn.Connection) -> None:
     weights = torch.arange(1000.0)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
         assert not c.fence(timeout=0.1)
     assert c.fence() and saving.staged
@@ -149,7 +132,7 @@ def test_a_tensor_that_changed_without_a_fence_is_named_and_nothing_is_saved(
     state = {"layer": {"weight": torch.zeros(1000), "bias": torch.zeros(10)}}
     tensors = list(state["layer"].values())
     c.save_async(1, {"m.pt": state}, overlap=tensors).wait(30)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(2, {"m.pt": state}, overlap=tensors)
         state["layer"]["weight"] += 1
     assert saving.wait(30)
@@ -166,7 +149,7 @@ def test_an_optimizer_that_steps_past_its_hook_is_found_out(
     node: Node, c: cairn.Connection
 ) -> None:
     training = Training()
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, training.state(), overlap=training.optimizer)
         with torch.no_grad():
             for parameter in training.model.parameters():
@@ -179,7 +162,7 @@ def test_an_optimizer_that_steps_past_its_hook_is_found_out(
 def test_a_state_of_data_is_watched_through_its_parameters(node: Node, c: cairn.Connection) -> None:
     training = Training()
     state = {name: p.data for name, p in training.model.named_parameters()}
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"m.pt": state}, overlap=training.optimizer)
         with torch.no_grad():
             training.model[0].bias.mul_(2)
@@ -191,7 +174,7 @@ def test_a_state_of_data_is_watched_through_its_parameters(node: Node, c: cairn.
 def test_what_is_not_the_optimizers_is_copied_at_once(node: Node, c: cairn.Connection) -> None:
     weights, average = torch.zeros(100_000), torch.zeros(100_000)
     array, raw = bytearray(b"abc"), memoryview(bytearray(b"xyz"))
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(
             1,
             {"s.pt": {"w": weights, "ema": average}, "raw": array, "view": raw},
@@ -207,7 +190,7 @@ def test_what_is_not_the_optimizers_is_copied_at_once(node: Node, c: cairn.Conne
 def test_a_tensor_without_a_version_is_copied_at_once(node: Node, c: cairn.Connection) -> None:
     with torch.inference_mode():
         tensor = torch.zeros(100)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"t.pt": [tensor]}, overlap=[tensor])
         with torch.inference_mode():
             tensor += 1
@@ -241,7 +224,7 @@ def test_skip_leaves_out_a_step_while_the_one_before_goes_on(
     node: Node, c: cairn.Connection
 ) -> None:
     weights = torch.zeros(1000)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         first = c.save_async(1, {"w.pt": weights}, overlap=[weights])
         second = c.save_async(2, {"w.pt": weights}, overlap=[weights], busy="skip")
         assert second.skipped and second.done and not second.ok and "skipped" in repr(second)
@@ -314,7 +297,7 @@ def test_close_finishes_what_goes_on(node: Node, job: str) -> None:
 
 def test_a_forked_child_waits_for_nothing(node: Node, c: cairn.Connection) -> None:
     weights = torch.zeros(1000)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
         child = os.fork()
         if child == 0:
@@ -359,7 +342,7 @@ def test_objects_that_cannot_be_pickled_fail_at_once(c: cairn.Connection) -> Non
 
 def test_an_overlap_of_nothing_copies_all_at_once(node: Node, c: cairn.Connection) -> None:
     buffer = torch.zeros(1000)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"b.pt": buffer}, overlap=[])
         buffer += 1
     assert saving.wait(30) and saving.ok
@@ -377,7 +360,7 @@ def test_what_hides_in_other_objects_is_copied_at_once(node: Node, c: cairn.Conn
     """It may share memory with a parameter, and not its version."""
     parameter = torch.zeros(1000)
     hidden = parameter.data
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(
             1, {"s.pt": {"p": parameter, "box": Box(hidden)}}, overlap=[parameter]
         )
@@ -408,7 +391,7 @@ def test_who_is_interrupted_before_all_is_copied_has_saved_nothing(
 ) -> None:
     weights = torch.zeros(1000)
     c.save_async(1, {"w.pt": weights}).wait(30)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         with interrupted_after(0.3):
             c.save_async(2, {"w.pt": weights})
         weights += 1
@@ -421,7 +404,7 @@ def test_who_is_interrupted_before_all_is_copied_has_saved_nothing(
 
 def test_who_is_interrupted_where_a_save_begins_can_save_again(node: Node, job: str) -> None:
     with cairn.connect(job, timeout=2) as c:  # its attempt is chosen by the first save
-        with standing_still(node), interrupted_after(0.3):
+        with stopped(node.daemon_pid()), interrupted_after(0.3):
             c.save_async(1, {"w.pt": 1}, overlap=torch.ones(1))
         assert c.fence(timeout=5)
         assert c.save_async(2, {"w.pt": 1}).wait(30)
@@ -440,14 +423,19 @@ def test_a_save_within_a_save_is_refused(node: Node, c: cairn.Connection) -> Non
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         weights = torch.zeros(1000)
-        with standing_still(node):
+        with stopped(node.daemon_pid()):
             c.save_async(1, {"w.pt": weights}, overlap=[weights])
-            alarm = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-            going_on = threading.Timer(0.6, lambda: os.kill(node.daemon_pid(), signal.SIGCONT))
-            alarm.start()
-            going_on.start()
+
+            def interrupt() -> None:
+                until(lambda: c._savings._begins)
+                os.kill(os.getpid(), signal.SIGUSR1)
+                until(lambda: refused)
+                go_on(node.daemon_pid())
+
+            interrupting = threading.Thread(target=interrupt)
+            interrupting.start()
             assert c.save_async(2, {"w.pt": weights}).wait(30)  # waits for the one before
-            going_on.join()
+            interrupting.join()
         assert len(refused) == 1 and "within save_async" in str(refused[0])
         assert c.latest().step == 2
     finally:
@@ -459,7 +447,7 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(node: Node, job: str) 
     with cairn.connect(job, timeout=2) as c, warnings.catch_warnings():
         warnings.simplefilter("ignore", cairn.CairnWarning)
         c.save_async(1, {"w.pt": weights}).wait(30)
-        with standing_still(node):
+        with stopped(node.daemon_pid()):
             begin = time.monotonic()
             saving = c.save_async(2, {"w.pt": weights}, overlap=[weights])
             assert c.fence()
@@ -481,7 +469,7 @@ def test_nothing_of_a_save_stays_alive(node: Node, c: cairn.Connection) -> None:
         saving = c.save_async(1, {"w.pt": weights}, overlap=[weights], writers=1)
         saving.wait(30)
         weights = torch.zeros(1000)
-        with standing_still(node):
+        with stopped(node.daemon_pid()):
             saving = c.save_async(5, {"w.pt": weights}, overlap=[weights])
             weights += 1
         saving.wait(30)
@@ -503,7 +491,7 @@ def test_the_next_save_begins_before_it_tells_of_the_one_before(
     node: Node, c: cairn.Connection
 ) -> None:
     weights = torch.zeros(1000)
-    with standing_still(node):
+    with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
         weights += 1
     assert saving.wait(30)

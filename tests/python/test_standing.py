@@ -10,14 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import cairn
 import pytest
 import torch
 from cairn.weights import publish
-from node import MIB, Node
+from node import MIB, Node, until
 
 MODEL = 16 * MIB
 
@@ -91,14 +90,6 @@ def own_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 def counters(c: cairn.Connection) -> dict[str, int]:
     found: dict[str, int] = c.status()["counters"]
-    return found
-
-
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
     return found
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import cairn
 import pytest
 import torch
-from node import MIB, Node
-from test_overlap import standing_still
+from node import MIB, Node, until
+from stopped import go_on, stop, stopped
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_it_goes_beside_the_save_before(node: Node, job: str) -> None:
     with cairn.connect(job) as c:
         assert c.attempt
         weights = weights_of(1)
-        with standing_still(node):
+        with stopped(node.daemon_pid()):
             first = c.save_async(1, {"w.pt": weights}, overlap=[weights])
             beside = weights_of(2)
             second = c.save_async(2, {"w.pt": beside}, overlap=[beside], busy="storage")
@@ -105,7 +105,7 @@ def test_what_changes_before_it_is_written_fails_the_save(node: Node, job: str) 
     with cairn.connect(job) as c:
         assert c.save_async(1, {"small.pt": 1}).wait(30)
         weights, small = weights_of(3), torch.zeros(3)
-        with standing_still(node):
+        with stopped(node.daemon_pid()):
             first = c.save_async(2, {"small.pt": small}, overlap=[small])
             saving = c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="storage")
             assert saving.stored
@@ -214,6 +214,7 @@ weights = torch.ones(100 << 20, dtype=torch.uint8)
 saving = c.save_async(1, {"w.pt": weights}, overlap=[weights], busy="storage")
 while saving.bytes_copied == 0:
     time.sleep(0.0005)
+assert not saving.staged, "it was sent before this looked"
 os.kill(os.getpid(), signal.SIGSTOP)
 """
         stands = subprocess.Popen([sys.executable, "-c", script])
@@ -274,13 +275,35 @@ def test_a_rank_that_fails_before_the_others_go_straight_stays_in_step_with_them
 
 
 @pytest.mark.parametrize("busy", ["skip", "storage"])
+def test_where_a_rank_does_not_answer_nothing_is_kept_of_the_save(
+    node: Node, job: str, monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    answers = iter([False])  # no save goes on; then it is gone
+
+    def any_of(mine: bool, size: int) -> bool:
+        for answer in answers:
+            return answer
+        raise cairn.Unavailable("a rank of the group does not answer")
+
+    attempt = int(time.time() * 1000)
+    with cairn.connect(job, rank=1, world_size=2, attempt=attempt) as c:
+        with monkeypatch.context() as broken:
+            broken.setattr("cairn.distributed.any_of", any_of)
+            with pytest.raises(cairn.Unavailable, match="does not answer"):
+                c.save_async(1, {"w.pt": weights_of(1)}, busy=busy)
+        assert until(lambda: c.status()["writing_bytes"] == 0)
+        again = c.save_async(1, {"w.pt": weights_of(1)}, busy=busy)
+        assert again.wait(30) and again.ok, again
+
+
+@pytest.mark.parametrize("busy", ["skip", "storage"])
 def test_a_daemon_that_answers_late_is_waited_for(node: Node, job: str, busy: str) -> None:
     """Only for room nobody waits long."""
     with cairn.connect(job) as c:
         assert c.save_async(1, {"w.pt": weights_of(1)}).wait(30)
         daemon = node.daemon_pid()
-        os.kill(daemon, signal.SIGSTOP)
-        threading.Timer(1.0, os.kill, (daemon, signal.SIGCONT)).start()
+        stop(daemon)
+        threading.Timer(1.0, go_on, [daemon]).start()
         saving = c.save_async(2, {"w.pt": weights_of(2)}, busy=busy)
         assert saving.wait(30) and saving.ok and not saving.stored, saving
 

@@ -6,6 +6,7 @@ One file: each case saves one state and loads it, in the few words at the top.
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import signal
 import threading
@@ -18,6 +19,7 @@ import cairn.dcp
 import pytest
 import torch
 import torch.distributed.checkpoint as stock
+from cairn import torch_format
 from cairn.dcp import Reader, Writer
 from node import MIB, Node
 from torch.distributed.checkpoint import CheckpointException
@@ -573,6 +575,52 @@ def test_a_save_that_is_over_keeps_no_model_alive(c: cairn.Connection) -> None:
     layer = save()
     gc.collect()
     assert layer() is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_was_saved_goes_without_a_collector(c: cairn.Connection) -> None:
+    """A state that was made to be saved may be as large as the model."""
+
+    def save(step: int) -> weakref.ref[Any]:
+        weights = torch.ones(8)
+        cairn.dcp.save({"w": weights, "deep": {"list": [weights, 1]}}, c, step)
+        return weakref.ref(weights)
+
+    gc.collect()
+    gc.disable()
+    try:
+        for step in range(1, 4):
+            assert save(step)() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_default_device_is_not_that_of_what_is_read(c: cairn.Connection) -> None:
+    state = {"w": torch.arange(6.0), "empty": torch.empty(0), "deep": {"v": torch.ones(2, 3)}}
+    into = {"w": torch.zeros(6), "empty": torch.empty(0), "deep": {"v": torch.zeros(2, 3)}}
+    with torch.device("meta"):
+        cairn.dcp.save(state, c, 1)
+        cairn.dcp.load(into, c, 1)
+        with c.step(2) as s:
+            s.save({"tensors": state}, "all.pt")
+        loaded = cairn.load(f"cairn://{c.job}/2/all.pt")
+    assert into["w"].equal(state["w"]) and into["deep"]["v"].equal(state["deep"]["v"])
+    assert loaded["tensors"]["w"].equal(state["w"]) and loaded["tensors"]["empty"].numel() == 0
+
+
+def test_what_describes_an_archive_is_never_filled() -> None:
+    """As torch.empty does where algorithms are deterministic."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        before = Path("/proc/self/statm").read_text().split()[1]
+        like = torch_format.untouched(torch, torch.uint8, (1 << 30,), (1,))
+        after = Path("/proc/self/statm").read_text().split()[1]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert like.numel() == 1 << 30 and int(after) - int(before) < (64 << 20) // os.sysconf(
+        "SC_PAGESIZE"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

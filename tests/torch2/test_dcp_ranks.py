@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from node import MIB, Node, free_port
+from stopped import go_on
 
 MOST_S = 120  # on a busy machine; some seconds on an idle one
 
@@ -26,6 +27,7 @@ import torch.distributed.checkpoint as stock
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 import cairn, cairn.dcp
+from stopped import go_on, stop
 rank, world, place, job, socket = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
 dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=world)
 c = cairn.connect(job=job, rank=rank, world_size=world, socket=socket)
@@ -381,73 +383,77 @@ def test_async_saves_that_nobody_waits_for_go_on_one_after_the_other(
 
 def test_all_ranks_skip_a_save_or_none(node: Node, tmp_path: Path) -> None:
     """Also where the save before goes on at one of them alone."""
-    run_ranks(
-        2,
-        f"""
-        import signal
-        weights = torch.zeros(1000)
-        def save(step, **more):
-            return c.save_async(step, {{f"w{{rank}}.pt": weights}}, overlap=[weights], **more)
-        first = save(1, busy="skip")
-        assert not first.skipped
-        assert c.fence()
-        assert first.wait(30)
-        dist.barrier()
-        if rank == 1:
-            os.kill({node.daemon_pid()}, signal.SIGSTOP)
-            alone = c.save_async(2, {{"w.pt": weights}}, overlap=[weights], writers=1)
-        assert save(3, busy="skip").skipped
-        if rank == 1:
-            assert not alone.done
-            os.kill({node.daemon_pid()}, signal.SIGCONT)
-            assert alone.wait(30) and alone.ok
-        dist.barrier()
-        last = save(4, busy="skip")
-        assert not last.skipped and last.wait(30) and last.ok
-        dist.barrier()
-        assert c.latest().step == 4
-        """,
-        "skips",
-        node,
-        tmp_path,
-    )
+    try:
+        run_ranks(
+            2,
+            f"""
+            weights = torch.zeros(1000)
+            def save(step, **more):
+                return c.save_async(step, {{f"w{{rank}}.pt": weights}}, overlap=[weights], **more)
+            first = save(1, busy="skip")
+            assert not first.skipped
+            assert c.fence()
+            assert first.wait(30)
+            dist.barrier()
+            if rank == 1:
+                stop({node.daemon_pid()})
+                alone = c.save_async(2, {{"w.pt": weights}}, overlap=[weights], writers=1)
+            assert save(3, busy="skip").skipped
+            if rank == 1:
+                assert not alone.done
+                go_on({node.daemon_pid()})
+                assert alone.wait(30) and alone.ok
+            dist.barrier()
+            last = save(4, busy="skip")
+            assert not last.skipped and last.wait(30) and last.ok
+            dist.barrier()
+            assert c.latest().step == 4
+            """,
+            "skips",
+            node,
+            tmp_path,
+        )
+    finally:
+        go_on(node.daemon_pid())
 
 
 def test_all_ranks_go_straight_into_storage_or_none(node: Node, tmp_path: Path) -> None:
     """Also where the save before goes on at one of them alone."""
-    run_ranks(
-        2,
-        f"""
-        import signal
-        def save(step):
-            part = torch.full((1 << 20,), step + rank, dtype=torch.uint8)
-            return c.save_async(step, {{f"w{{rank}}.pt": part}}, overlap=[part], busy="storage")
-        first = save(1)
-        assert not first.stored
-        assert c.fence()
-        assert first.wait(30)
-        dist.barrier()
-        if rank == 1:
-            os.kill({node.daemon_pid()}, signal.SIGSTOP)
-            weights = torch.zeros(1000)
-            alone = c.save_async(2, {{"w.pt": weights}}, overlap=[weights], writers=1)
-        saving = save(3)
-        assert saving.stored and not saving.done
-        dist.barrier()
-        if rank == 1:
-            os.kill({node.daemon_pid()}, signal.SIGCONT)
-            assert alone.wait(30) and alone.ok
-        assert c.fence()
-        assert saving.wait(60) and saving.ok, saving
-        dist.barrier()
-        assert c.latest().step == 3
-        other = cairn.load(f"cairn://{{job}}/3/w{{1 - rank}}.pt")
-        assert torch.equal(other, torch.full((1 << 20,), 4 - rank, dtype=torch.uint8))
-        """,
-        "straight",
-        node,
-        tmp_path,
-    )
+    try:
+        run_ranks(
+            2,
+            f"""
+            def save(step):
+                part = torch.full((1 << 20,), step + rank, dtype=torch.uint8)
+                return c.save_async(step, {{f"w{{rank}}.pt": part}}, overlap=[part], busy="storage")
+            first = save(1)
+            assert not first.stored
+            assert c.fence()
+            assert first.wait(30)
+            dist.barrier()
+            if rank == 1:
+                stop({node.daemon_pid()})
+                weights = torch.zeros(1000)
+                alone = c.save_async(2, {{"w.pt": weights}}, overlap=[weights], writers=1)
+            saving = save(3)
+            assert saving.stored and not saving.done
+            dist.barrier()
+            if rank == 1:
+                go_on({node.daemon_pid()})
+                assert alone.wait(30) and alone.ok
+            assert c.fence()
+            assert saving.wait(60) and saving.ok, saving
+            dist.barrier()
+            assert c.latest().step == 3
+            other = cairn.load(f"cairn://{{job}}/3/w{{1 - rank}}.pt")
+            assert torch.equal(other, torch.full((1 << 20,), 4 - rank, dtype=torch.uint8))
+            """,
+            "straight",
+            node,
+            tmp_path,
+        )
+    finally:
+        go_on(node.daemon_pid())
 
 
 @pytest.mark.parametrize("busy", ["wait", "skip", "storage"])

@@ -104,6 +104,26 @@ def test_replicas_read_each_byte_once(node: Node, tmp_path: Path) -> None:
     )
 
 
+def test_a_default_device_is_not_that_of_what_is_exchanged(node: Node, tmp_path: Path) -> None:
+    run(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        cairn.dcp.save(large(mesh, [Replicate()]), c, 1)
+        to_storage(1)
+        for method in exchange.METHODS:
+            into = large(mesh, [Replicate()], blank=True)
+            with torch.device("meta"):
+                read_with(1, into, method)
+                assert distributed.any_of(rank == 1, world)
+            same(into, large(mesh, [Replicate()]))
+        """,
+        "default-device",
+        node,
+        tmp_path,
+    )
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 def test_another_sharding_reads_each_byte_once(
     node: Node, tmp_path: Path, before: int, after: int

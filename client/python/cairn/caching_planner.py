@@ -81,6 +81,7 @@ class _Walk:
             self.facts = expected
         else:
             self._differ()
+        self._kinds = {}  # methods of this: a cycle, which would keep the state until the collector runs
 
     def _add(self, fact: Any) -> None:
         at = self._so_far

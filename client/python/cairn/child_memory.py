@@ -127,7 +127,7 @@ class _Place(NamedTuple):
     requires_grad: bool
 
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        empty = torch.empty(0, dtype=self.dtype)
+        empty = torch.empty(0, dtype=self.dtype, device="cpu")
         at = self.offset // empty.element_size()
         found = empty.set_(storage, at, self.size, self.stride)
         return found.requires_grad_() if self.requires_grad else found

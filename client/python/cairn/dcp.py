@@ -342,15 +342,19 @@ def async_save(
     else:
         together = arguments.get("use_collectives", True) and not alone
         writer = Writer(connection, step, alone=alone, process_group=process_group, overlap=overlap)
-        answer = stock.async_save(
-            state_dict,
-            storage_writer=writer,
-            planner=CachingPlanner(process_group, alone=not together)
-            if planner is None
-            else planner,
-            process_group=process_group,
-            **arguments,
-        )
+        try:
+            answer = stock.async_save(
+                state_dict,
+                storage_writer=writer,
+                planner=CachingPlanner(process_group, alone=not together)
+                if planner is None
+                else planner,
+                process_group=process_group,
+                **arguments,
+            )
+        except BaseException:
+            writer.give_up()
+            raise
     upload = getattr(answer, "upload_completion", answer)
     ended = threading.Event()
     _uploads.append(_Upload(weakref.ref(connection), id(process_group), ended))

@@ -302,12 +302,17 @@ class Writer(StorageWriter, AsyncStager):
                 # DCP has begun no save, as where it got no thread. If it does later it will not be taken.
                 # Its process may take long to start; it is one of these.
                 patience = _PROCESS_BEGINS_WITHIN_S if active_children() else _BEGINS_WITHIN_S
-                self._abandoned = now - (self._staged_at or now) > patience
+                self._abandoned |= now - (self._staged_at or now) > patience
             if self._abandoned or (saver is not None and not saver.is_alive()):
                 self._forget_staging()
             elif end is not None and now >= end:
                 return False
         return True
+
+    def give_up(self) -> None:
+        """Nobody waits for what was staged: a save of it that begins all the same fails."""
+        self._abandoned = True
+        self._forget_staging()
 
     def close(self) -> None:
         pass

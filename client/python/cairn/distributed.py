@@ -56,7 +56,8 @@ _beside_of: Any = None
 
 def group_beside(group: Any) -> Any:
     """A gloo group of the same ranks, so that what one thread says in it does not get mixed up with what
-    another says in `group`. The first call is a collective of `group`."""
+    another says in `group`. It waits for a rank as long as `group` does. The first call is a collective of
+    `group`."""
     global _beside_of
     dist = sys.modules["torch.distributed"]
     if _beside_of is not dist.group.WORLD:
@@ -64,7 +65,10 @@ def group_beside(group: Any) -> Any:
         _beside_of = dist.group.WORLD
     if group not in _beside:
         _beside[group] = dist.new_group(
-            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+            dist.get_process_group_ranks(group),
+            backend="gloo",
+            use_local_synchronization=True,
+            **_timeout_of(group or dist.group.WORLD),
         )
     return _beside[group]
 
@@ -77,14 +81,27 @@ def has_cpu_backend(group: Any) -> bool:
     return types is None or sys.modules["torch"].device("cpu") in types
 
 
+def talk(collective: Callable[[], Any]) -> None:
+    """Calls it; in Cairn's words where a rank does not answer."""
+    try:
+        collective()
+    except RuntimeError as error:
+        raise errors.Unavailable(f"a rank of the group does not answer: {error}") from error
+
+
 def any_of(mine: bool, size: int) -> bool:
     """Whether it holds on any rank of the default group, if that has `size` ranks; a collective. Otherwise
-    `mine`."""
+    `mine`.
+
+    Raises:
+      Unavailable: a rank does not answer.
+    """
     if size <= 1 or group_size() != size:
         return mine
     torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
-    flag = torch.tensor([int(mine)])
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group("busy"))
+    flag = torch.tensor([int(mine)], device="cpu")
+    group = own_group("busy")
+    talk(lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=group))
     return bool(flag.item())
 
 

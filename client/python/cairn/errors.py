@@ -166,8 +166,9 @@ def to_plain(error: Exception) -> tuple[int, str, str]:
 
 
 def from_plain(code: int, kind: str, message: str) -> Error:
-    if kind == MissingObject.__name__:
-        return MissingObject(message)  # whose code is another class's
+    for other in (MissingObject, Removed):  # of whose code there are others, too
+        if kind == other.__name__:
+            return other(message)
     return from_status(code, message)
 
 

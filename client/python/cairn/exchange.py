@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from cairn import _native, errors
-from cairn.errors import InvalidArgument, Unavailable
+from cairn import _native, distributed, errors
+from cairn.errors import InvalidArgument
 from cairn.exchange_plan import (
     BLOCK,
     BROADCAST,
@@ -111,7 +111,7 @@ def gather(group: Any, mine: Any, failure: Exception | None) -> list[Any]:
     """
     said: list[Any] = [None] * dist.get_world_size(group)
     plain = None if failure is None else errors.to_plain(failure)
-    _talk(lambda: dist.all_gather_object(said, (plain, mine), group=group))
+    distributed.talk(lambda: dist.all_gather_object(said, (plain, mine), group=group))
     if failure is not None:
         raise failure
     for rank, (plain, _) in enumerate(said):
@@ -146,9 +146,9 @@ def decide(group: Any, method: str, is_far: Callable[[], bool]) -> Decision | No
     except Exception as error:
         failure = error
     known = (AUTO, *METHODS)
-    mine = torch.tensor([known.index(method), int(far), int(failure is not None)])
+    mine = torch.tensor([known.index(method), int(far), int(failure is not None)], device="cpu")
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    _talk(lambda: dist.all_gather(rows, mine, group=group))
+    distributed.talk(lambda: dist.all_gather(rows, mine, group=group))
     for rank, row in enumerate(rows):
         other = known[int(row[0])]
         if other != method:
@@ -175,21 +175,16 @@ def share(group: Any, load: Callable[[str], bytes], name: str) -> bytearray:
         content = bytearray(length)
     if length:
         tensor = torch.frombuffer(content, dtype=torch.uint8)
-        _talk(lambda: dist.broadcast(tensor, dist.get_global_rank(group, 0), group=group))
+        distributed.talk(
+            lambda: dist.broadcast(tensor, dist.get_global_rank(group, 0), group=group)
+        )
     return content
 
 
 def _greatest(group: Any, number: int) -> int:
-    flag = torch.tensor([number])
-    _talk(lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=group))
+    flag = torch.tensor([number], device="cpu")
+    distributed.talk(lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=group))
     return int(flag.item())
-
-
-def _talk(collective: Callable[[], Any]) -> None:
-    try:
-        collective()
-    except RuntimeError as error:
-        raise Unavailable(f"a rank of the group does not answer: {error}") from error
 
 
 # --- the exchange ---------------------------------------------------------------------------------------
@@ -314,7 +309,7 @@ class _Exchange:
             self._failure = error
 
     def _talk(self, round_: _Round) -> None:
-        _talk(lambda: self._hand_on(self._group, round_, self.traffic))
+        distributed.talk(lambda: self._hand_on(self._group, round_, self.traffic))
 
     def _read_parts(self, round_: _Round) -> int:
         """In a thread of its own; returns how many bytes."""
@@ -386,8 +381,8 @@ def _gather_rounds(group: Any, round_: _Round, traffic: Traffic) -> None:
     for _, part, blocks in round_.parts():
         of_ranks[part.reader].append(_tensor(blocks))
     most = max(sum(map(len, tensors)) for tensors in of_ranks)
-    rows = torch.empty(world, most, dtype=torch.uint8)
-    mine = torch.empty(most, dtype=torch.uint8)
+    rows = torch.empty(world, most, dtype=torch.uint8, device="cpu")
+    mine = torch.empty(most, dtype=torch.uint8, device="cpu")
     for span, tensor in zip(_spans(mine, of_ranks[rank]), of_ranks[rank], strict=True):
         span.copy_(tensor)
     dist.all_gather(list(rows), mine, group=group)

@@ -112,7 +112,7 @@ class Saving:
     @property
     def staged(self) -> bool:
         """Everything is copied, or written to storage, or nothing will be: the objects may change."""
-        return self._staged.is_set()
+        return self._staged.is_set() or self.done
 
     @property
     def done(self) -> bool:
@@ -274,14 +274,15 @@ class Saving:
                 part.commit()
             self._copied = self._bytes if self.stored else part.bytes_written
             self._writing = None
-            payloads.clear()
-            self._objects, self._watch = {}, None
-            self._staged.set()
             if not self.stored:
+                payloads.clear()
+                self._objects, self._watch = {}, None
+                self._staged.set()
                 part.commit()
             failure = part.error
         except BaseException as error:
             failure = error
+        payloads.clear()
         self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
@@ -289,6 +290,8 @@ class Saving:
         self._failure = None if failure is None else failure.with_traceback(None)
         self._writing = None
         self._objects, self._watch = {}, None
+        if failure is None:
+            self._done.set()  # first: of one that is stored who waited until it was staged asks how it ended
         self._staged.set()
         part = self._part
         if failure is not None and part is not None:
@@ -387,18 +390,24 @@ class Savings:
         make_stored: Callable[[], Step] | None,
     ) -> None:
         """With `any_rank`: where on some rank there is no room it is what `make_stored` makes, or skipped."""
-        saving._enter()
         try:
+            saving._enter()
             payloads = [(name, _encode(obj, watch)) for name, obj in objects.items()]
             if watch is not None:
                 watch.complete()
             no_room = any_rank is not None and not saving._find_room(payloads)
         except BaseException:
             if any_rank is not None:
-                any_rank(True)  # the others wait to hear it
+                with contextlib.suppress(Error):  # of a rank that does not answer
+                    any_rank(True)  # the others wait to hear it
             saving._give_up(None if make_stored is None else make_stored())
             raise
-        if any_rank is not None and any_rank(no_room):
+        try:
+            without_memory = any_rank is not None and any_rank(no_room)
+        except BaseException:
+            saving._give_up(None)
+            raise
+        if without_memory:
             if make_stored is None:
                 saving._skip()
             else:

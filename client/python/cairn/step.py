@@ -56,6 +56,9 @@ class Step:
         self._describe = describe
         self._remake = remake
         self._writer: _native.Step | None = None
+        self._committing: _native.Step | None = (
+            None  # one that goes straight into storage is read then
+        )
         self._entered = False
         self._revision = -1
         self._handed_over = False
@@ -85,7 +88,8 @@ class Step:
     @property
     def bytes_written(self) -> int:
         """Bytes copied so far."""
-        return 0 if self._writer is None else self._writer.bytes_written
+        writer = self._writer or self._committing
+        return 0 if writer is None else writer.bytes_written
 
     @property
     def revision(self) -> int:
@@ -302,12 +306,15 @@ class Step:
         writer, self._writer = self._writer, None
         if writer is None:
             return  # it failed before, without raising
+        self._committing = writer
         try:
             self.digest, self.complete = writer.commit(self._notes)
         except Error as error:
             self._failed(error)
         else:
             self._note_commit(self._step)
+        finally:
+            self._committing = None
 
     def _failed(self, error: Error) -> None:
         """Drops the step; raises where step() promises to, and else tells who counts and warns."""

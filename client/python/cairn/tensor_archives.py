@@ -86,7 +86,7 @@ def _frame_of(torch: Any, tensor: Any) -> _native.Frame | None:
 
 def _make_frame(torch: Any, dtype: Any, size: Any, stride: Any) -> _native.Frame | None:
     """None: this torch writes such a tensor otherwise than we know."""
-    like = torch.empty_strided(size, stride, dtype=dtype)  # never touched
+    like = torch_format.untouched(torch, dtype, size, stride)
     payload = torch_format.encode(like)
     length = like.numel() * like.element_size()
     records: list[tuple[str, int, bytes | None]] = []

@@ -382,7 +382,7 @@ class _Reader:
         if nbytes > length:
             raise Corrupt(f"{name} has {length} bytes, its tensor wants {nbytes}")
         if nbytes == 0:  # which frombuffer refuses
-            return self._torch.empty(0, dtype=self._torch.uint8)
+            return self._torch.empty(0, dtype=self._torch.uint8, device="cpu")
         tensor = self._torch.frombuffer(
             self._region, dtype=self._torch.uint8, count=nbytes, offset=offset
         )
@@ -414,10 +414,19 @@ class _HeadReader(_Reader):
         _, length = self._records[self._folder + name]
         if nbytes > length:
             raise Corrupt(f"{name} has {length} bytes, its tensor wants {nbytes}")
-        return self._torch.empty(nbytes, dtype=self._torch.uint8)  # never touched
+        return untouched(self._torch, self._torch.uint8, (nbytes,), (1,))
 
     def serialization_id(self) -> str:
         return ""  # torch only counts them
+
+
+def untouched(torch: Any, dtype: Any, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
+    """A tensor whose memory nobody touches: torch.empty's lies on the default device, and is filled where
+    algorithms are deterministic."""
+    like = torch.empty(0, dtype=dtype, device="cpu")
+    elements = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    storage = torch.UntypedStorage(elements * like.element_size(), device="cpu")
+    return like.set_(storage, 0, size, stride)
 
 
 def _is_true(variable: str) -> bool:
