@@ -322,6 +322,12 @@ def test_a_forked_child_waits_for_nothing(node: Node, c: cairn.Connection) -> No
         ({"objects": {"a/../b": 1}}, "name"),
         ({"step": -1}, "step: -1"),
         ({"writers": 3}, "writers: 3"),
+        ({"objects": {0: 1}}, "name: 0 is of type int, wanted is a str"),
+        ({"objects": [("w.pt", 1)]}, "objects: is of type list, wanted is a mapping"),
+        ({"objects": "w.pt"}, "objects: is of type str, wanted is a mapping"),
+        ({"step": {"w.pt": torch.ones(3)}}, "step: .* is not an integer"),
+        ({"timeout": "5"}, "timeout: '5' is of type str"),
+        ({"writers": "1"}, "writers: '1' is of type str"),
     ],
 )
 def test_bad_input_names_the_field(
@@ -330,7 +336,8 @@ def test_bad_input_names_the_field(
     given = {"step": 1, "objects": {"w.pt": 1}, **arguments}
     with pytest.raises((ValueError, TypeError), match=says):
         c.save_async(**given)
-    assert c.save_async(1, {"w.pt": 1}).wait(30)
+    again = c.save_async(1, {"w.pt": 1})
+    assert again.wait(30) and again.ok
 
 
 def test_objects_that_cannot_be_pickled_fail_at_once(c: cairn.Connection) -> None:
@@ -454,7 +461,8 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(node: Node, job: str) 
             assert time.monotonic() - begin < 3.5
             assert saving.wait(5)
         assert isinstance(saving.error, (cairn.Timeout, cairn.Unavailable))
-        assert c.save_async(3, {"w.pt": weights}).wait(30)
+        next_one = c.save_async(3, {"w.pt": weights})
+        assert next_one.wait(30) and next_one.ok
 
 
 def test_nothing_of_a_save_stays_alive(node: Node, c: cairn.Connection) -> None:

@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -677,3 +678,42 @@ def test_a_daemon_that_dies_during_an_async_save_fails_that_save_at_most() -> No
             assert c.latest().step == 9
     finally:
         node.remove()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_is_wrong_in_a_call_is_named(c: cairn.Connection) -> None:
+    state = {"w": torch.ones(3)}
+    with pytest.raises(ValueError, match=r'state_dict: is of type Linear, .*{"model": model'):
+        cairn.dcp.save(torch.nn.Linear(2, 2), c, 1)  # type: ignore[arg-type]
+    for call in (cairn.dcp.save, cairn.dcp.async_save, cairn.dcp.load, cairn.dcp.compare):
+        with pytest.raises(ValueError, match="connection: is of type str"):
+            call(state, "job", 1)  # type: ignore[operator]
+    cairn.dcp.save(state, c, 1)
+    for step in (-1, "latest", 1.0):
+        with pytest.raises(ValueError, match="step: "):
+            cairn.dcp.load(state, c, step)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="checkpoint: "):
+            Reader(c, step)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="checkpoint: None"):
+        cairn.dcp.compare(state, c, None)  # type: ignore[arg-type]
+    assert cairn.dcp.compare(state, c, 1).fits
+    with pytest.raises(ValueError, match=r"checkpoint_id: 'cairn://edge' is not .*JOB/STEP"):
+        Reader(c).reset("cairn://edge")
+    with cairn.connect(c.job, rank=-1, socket=c.socket) as reads:
+        with pytest.raises(stock.CheckpointException, match="only reads"):
+            cairn.dcp.save(state, reads, 2)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_failed_save_whose_future_nobody_asks_is_told(c: cairn.Connection) -> None:
+    class Broken(stock.DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            raise RuntimeError("broken by design")
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        cairn.dcp.async_save({"w": torch.ones(3)}, c, 1, planner=Broken())
+        cairn.dcp.async_save({"w": torch.ones(3)}, c, 2).result()
+    assert c.failures == {"Error": 1}
+    (told,) = [str(one.message) for one in warned if one.category is cairn.CairnWarning]
+    assert "step 1 of job" in told and "broken by design" in told

@@ -581,3 +581,84 @@ def test_a_group_that_the_connection_is_not_of_is_refused(node: Node, tmp_path: 
         node,
         tmp_path,
     )
+
+
+def test_ranks_that_save_different_steps_make_none(node: Node, tmp_path: Path) -> None:
+    """Bug: each was complete, of two states, where every rank went on in the same way."""
+    run_ranks(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        def saves(step, planner):
+            if planner == "stock":
+                stock.save(state(mesh, [Shard(0)], fill=step), storage_writer=cairn.dcp.Writer(c, step))
+            elif planner == "async":
+                cairn.dcp.async_save(state(mesh, [Shard(0)], fill=step), c, step).result()
+            else:
+                cairn.dcp.save(state(mesh, [Shard(0)], fill=step), c, step)
+        for planner in ("stock", "cached", "async"):
+            for i in range(3):
+                try:
+                    saves(i + rank, planner)
+                except stock.CheckpointException as error:
+                    assert "step: the ranks of a group save the same one" in str(error), error
+                else:
+                    raise AssertionError("no rank was told")
+            dist.barrier()
+        try:
+            c.latest()
+        except cairn.NotFound:
+            pass
+        else:
+            raise AssertionError("two states are one step")
+        dist.barrier()
+        saves(20, "cached")
+        assert c.latest().step == 20
+        """,
+        "different-steps",
+        node,
+        tmp_path,
+    )
+
+
+def test_a_rank_whose_state_cannot_be_asked_fails_all(node: Node, tmp_path: Path) -> None:
+    """Bug: it left before the others met, and its next save met theirs of this one."""
+    run_ranks(
+        2,
+        """
+        mesh = init_device_mesh("cpu", (world,))
+        class Asked:
+            breaks = False
+            def state_dict(self):
+                if self.breaks:
+                    raise RuntimeError("broken by design")
+                return {"v": values(3)}
+            def load_state_dict(self, loaded):
+                pass
+        asked = Asked()
+        def save(step, how):
+            whole = {**state(mesh, [Shard(0)], fill=step), "asked": asked}
+            if how == "sync":
+                cairn.dcp.save(whole, c, step)
+            else:
+                cairn.dcp.async_save(whole, c, step).result()
+        for number, how in enumerate(("sync", "async")):
+            save(3 * number + 1, how)
+            asked.breaks = rank == 1
+            try:
+                save(3 * number + 2, how)
+            except stock.CheckpointException as error:
+                assert list(error.failures) == [1] and "broken by design" in str(error), error
+            else:
+                raise AssertionError("it did not fail")
+            asked.breaks = False
+            dist.barrier()
+            assert c.latest().step == 3 * number + 1
+            dist.barrier()
+            save(3 * number + 3, how)
+            assert c.latest().step == 3 * number + 3
+        """,
+        "cannot-be-asked",
+        node,
+        tmp_path,
+    )

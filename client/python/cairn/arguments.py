@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import operator
 import os
+import reprlib
 from typing import Any
 
 from cairn.errors import InvalidArgument
 
+_MAX_STEP = 2**63 - 1
+
 
 def _refuse(field: str, value: Any, wanted: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{field}: {value!r} is of type {type(value).__name__}, wanted is {wanted}"
+        f"{field}: {reprlib.repr(value)} is of type {type(value).__name__}, wanted is {wanted}"
     )
 
 
@@ -40,6 +43,16 @@ def integer_of_64_bits(field: str, value: Any) -> int:
     return number
 
 
+def step_number(field: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{field}: {reprlib.repr(value)} is not an integer") from None
+    if not 0 <= number <= _MAX_STEP:
+        raise InvalidArgument(f"{field}: {number} is not in 0 … 2^63-1")
+    return number
+
+
 def texts(field: str, value: Any) -> dict[str, str]:
     """A mapping of strings to strings."""
     try:
@@ -62,6 +75,21 @@ def seconds(field: str, value: Any) -> float:
         raise _refuse(field, value, "a number of seconds") from None
     if number <= 0 or not math.isfinite(number):
         raise InvalidArgument(f"{field}: {value} is not a positive number of seconds")
+    return number
+
+
+def patience(field: str, value: Any) -> float | None:
+    """A number of seconds from 0 on, or None."""
+    if value is None:
+        return None
+    if isinstance(value, (bool, str, bytes)):
+        raise _refuse(field, value, "a number of seconds")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise _refuse(field, value, "a number of seconds") from None
+    if not number >= 0:
+        raise InvalidArgument(f"{field}: {value} is not a number of seconds from 0 on")
     return number
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
-import operator
 import os
 import socket as sockets
 import time
@@ -30,27 +30,18 @@ from cairn.errors import (
     Unavailable,
 )
 from cairn.notices import WARN_AGAIN_AFTER_S, Repeated, callers_level, log
-from cairn.overlap import Saving, Savings
+from cairn.overlap import BUSY, Saving, Savings
 from cairn.step import Step, encode
 
 VERSION = _native.VERSION
-_MAX_STEP = 2**63 - 1
+_step_number = functools.partial(arguments.step_number, "step")
+_ONLY_READS = "rank: this connection only reads; connect with rank= and world_size="
 # Blocking calls are cut into pieces of this length, so that Ctrl-C is handled between them.
 _WAIT_SLICE_S = 1.0
 _ASK_AGAIN_S = 0.1
 READER = -1  # the rank of a connection that saves nothing
 # What a pickled connection tells of the steps that its process has entered: so many, the highest.
 _TOLD_STEPS = 1024
-
-
-def _step_number(step: Any) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError:
-        raise InvalidArgument(f"step: {step!r} is not an integer") from None
-    if not 0 <= number <= _MAX_STEP:
-        raise InvalidArgument(f"step: {number} is not in 0 … 2^63-1")
-    return number
 
 
 @dataclasses.dataclass
@@ -144,9 +135,7 @@ class Connection:
         if self._options.attempt:
             return session
         if self._options.rank == READER:
-            raise InvalidArgument(
-                "rank: this connection only reads; connect with rank= and world_size="
-            )
+            raise InvalidArgument(_ONLY_READS)
         key = self._chooser(session)
         if key in _chosen:
             session.set_attempt(_chosen[key])
@@ -317,6 +306,7 @@ class Connection:
     ) -> Step:
         number = _step_number(step)
         among = self._among(writers, writer)
+        timeout = arguments.patience("timeout", timeout)
         said = arguments.texts("notes", notes or {})
 
         def begin() -> _native.Step:
@@ -347,6 +337,9 @@ class Connection:
                     f"writer: {writer} of how many? Say writers=, fewer than the world size {world}"
                 )
             return None
+        writers = arguments.integer("writers", writers)
+        if world < 1:
+            raise InvalidArgument(_ONLY_READS)
         if not 1 <= writers <= world:
             raise InvalidArgument(f"writers: {writers} is not in 1 … {world}, the world size")
         if writer is None:
@@ -358,6 +351,7 @@ class Connection:
                     f"0 … {writers - 1}"
                 )
             writer = 0
+        writer = arguments.integer("writer", writer)
         if not 0 <= writer < writers:
             raise InvalidArgument(f"writer: {writer} is not in 0 … {writers - 1}")
         if writers == world:
@@ -414,10 +408,7 @@ class Connection:
         number = _step_number(step)
         among = self._among(writers, writer)
         alone = among == (1, 0) or self.world_size == 1
-        if busy != "wait" and among is not None and not alone:
-            raise InvalidArgument(
-                f'busy: all ranks agree on "{busy}", and only some save this step: give "wait"'
-            )
+        self._check_busy(busy, only_some=among is not None and not alone)
 
         def make_part(stored: bool) -> Step:
             # What it fails with is told later, in the thread that saves.
@@ -438,10 +429,24 @@ class Connection:
             any_rank=any_rank,
         )
 
+    def _check_busy(self, busy: str, only_some: bool) -> None:
+        """`only_some`: of the ranks save the step."""
+        if busy not in BUSY:
+            raise InvalidArgument(f"busy: {busy!r} is none of {', '.join(BUSY)}")
+        if busy != "wait" and only_some:
+            raise InvalidArgument(
+                f'busy: all ranks agree on "{busy}", and only some save this step: give "wait"'
+            )
+        # Told at once, and not when memory is full for the first time.
+        if busy == "storage" and self._native is not None and not self._native.storage_root:
+            raise FailedPrecondition(
+                'busy: "storage" needs a node that has storage, and this one has no storage.root'
+            )
+
     def fence(self, timeout: float | None = None) -> bool:
         """Waits until what `save_async` saves is copied, so that it may change; whether it is, within
         `timeout` seconds (None: however long). Tells of a save that failed, as `save_async` does."""
-        staged = self._savings.wait_staged(timeout)
+        staged = self._savings.wait_staged(arguments.patience("timeout", timeout))
         self._savings.settle()
         return staged
 

@@ -19,12 +19,14 @@ One file: all that a user calls, over what the modules beside it do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pickle
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,6 +44,7 @@ from torch.futures import Future
 
 from cairn import _native, dcp_process, dcp_reads, distributed, paths, read_index
 from cairn import exchange as exchanging
+from cairn.arguments import step_number
 from cairn.caching_planner import CachingPlanner
 from cairn.checkpoint import Checkpoint
 from cairn.comparing_planner import (
@@ -53,14 +56,12 @@ from cairn.comparing_planner import (
     differences,
     in_words,
 )
+from cairn.connection import Connection
 from cairn.dcp_writer import METADATA, Writer, step_of
 from cairn.enclosed import enclose, is_stateful, opened, resolved
-from cairn.errors import Corrupt, InvalidArgument
+from cairn.errors import CairnWarning, Corrupt, Error, InvalidArgument
 from cairn.exchange import Traffic
 from cairn.notices import log
-
-if TYPE_CHECKING:
-    from cairn.connection import Connection
 
 __all__ = ["Comparison", "Reader", "Writer", "async_save", "compare", "load", "save"]
 
@@ -112,7 +113,9 @@ class Reader(StorageReader):
         self.traffic: Traffic | None = None
         self._connection = connection
         self._checkpoint = (
-            self._find(connection.job, checkpoint) if isinstance(checkpoint, int) else checkpoint
+            checkpoint
+            if checkpoint is None or isinstance(checkpoint, Checkpoint)
+            else self._find(connection.job, step_number("checkpoint", checkpoint))
         )
         self._storage_data: dict[MetadataIndex, _StorageInfo] = {}
         self._own_plan: OwnPlan | None = None
@@ -245,6 +248,33 @@ def _check_group(connection: Connection, group: Any, alone: bool) -> None:
         )
 
 
+def _check_arguments(state_dict: Any, connection: Any) -> None:
+    if not isinstance(state_dict, Mapping):
+        raise InvalidArgument(
+            f"state_dict: is of type {type(state_dict).__name__}, wanted is a mapping of names, as "
+            '{"model": model.state_dict()}'
+        )
+    if not isinstance(connection, Connection):
+        raise InvalidArgument(
+            f"connection: is of type {type(connection).__name__}, wanted is what cairn.connect() returns"
+        )
+
+
+def _ready(
+    state_dict: dict[str, Any], planner: SavePlanner | None, alone: bool
+) -> tuple[dict[str, Any], Exception | None]:
+    """The state dict as stock is to get it, and why this rank cannot save, if so: it takes part all the same,
+    and all hear of it where the save is planned, for which the others would wait."""
+    if planner is not None:
+        return state_dict, None
+    try:
+        return enclose(resolved(state_dict, state_dict)), None
+    except Exception as error:
+        if alone:
+            raise
+        return enclose({}), error
+
+
 def save(
     state_dict: dict[str, Any],
     connection: Connection,
@@ -263,10 +293,12 @@ def save(
       ValueError: the connection is not the group's rank.
     """
     alone = _alone(process_group, no_dist)
+    _check_arguments(state_dict, connection)
     _check_group(connection, process_group, alone)
-    writer = Writer(connection, step, alone=alone, process_group=process_group)
-    if planner is None:
-        state_dict = enclose(resolved(state_dict, state_dict))
+    state_dict, failure = _ready(state_dict, planner, alone)
+    writer = Writer(
+        connection, step, alone=alone, process_group=process_group, failed_before=failure
+    )
     try:
         return stock.save(
             state_dict,
@@ -296,7 +328,7 @@ def async_save(
     """Stock `dcp.async_save` into a step of the connection's job, with its arguments and its answer. It
     returns when this rank's part is copied, unless another `async_stager` is given. The one before is waited
     for: one goes on at a time. AsyncCheckpointerType.PROCESS plans and copies here, too, and the process ends
-    the save.
+    the save. One that fails is counted and warned of, too, as of `Connection.step`.
 
     Args:
       process_group: None: a gloo group of all ranks of its own, so that what DCP's thread says in it does not
@@ -316,6 +348,7 @@ def async_save(
     if overlap is not None and stager is not None:
         raise InvalidArgument("overlap: the async_stager that is given decides when it copies")
     alone = _alone(process_group, bool(arguments.get("no_dist")))
+    _check_arguments(state_dict, connection)
     _check_group(connection, process_group, alone)
     if process_group is None and not alone:
         process_group = distributed.own_group("async_save")
@@ -325,8 +358,9 @@ def async_save(
             "gloo group of Cairn's own is used"
         )
     _wait_for_uploads(connection, process_group)
-    if planner is None and stager is None:
-        state_dict = enclose(resolved(state_dict, state_dict))
+    failure: Exception | None = None
+    if stager is None:
+        state_dict, failure = _ready(state_dict, planner, alone)
     writer: Writer | None = None
     if in_process and stager is None:
         answer = dcp_process.async_save(
@@ -337,11 +371,19 @@ def async_save(
             process_group=process_group,
             alone=alone,
             overlap=overlap,
+            failed_before=failure,
             **arguments,
         )
     else:
         together = arguments.get("use_collectives", True) and not alone
-        writer = Writer(connection, step, alone=alone, process_group=process_group, overlap=overlap)
+        writer = Writer(
+            connection,
+            step,
+            alone=alone,
+            process_group=process_group,
+            overlap=overlap,
+            failed_before=failure,
+        )
         try:
             answer = stock.async_save(
                 state_dict,
@@ -359,13 +401,29 @@ def async_save(
     ended = threading.Event()
     _uploads.append(_Upload(weakref.ref(connection), id(process_group), ended))
 
-    def end(_: Any) -> None:
+    rank = 0 if alone else dist.get_rank(process_group)
+
+    def end(upload: Any) -> None:
         if writer is not None:
             writer._drop()  # of a save that failed elsewhere
-        ended.set()
+        try:
+            _note_failure(connection, step, rank, upload)
+        finally:
+            ended.set()
 
     upload.add_done_callback(end)
     return answer
+
+
+def _note_failure(connection: Connection, step: int, rank: int, upload: Any) -> None:
+    """Of a save that failed, for the caller may never ask its future."""
+    if upload.cancelled() or upload.exception() is None:
+        return
+    error = dcp_process.of_rank(rank, upload.exception())
+    if not isinstance(error, Error):
+        error = Error(f"{type(error).__name__}: {error}")
+    with contextlib.suppress(CairnWarning):  # it may be an error there
+        connection._note_failure(step, error, False)
 
 
 class _Upload(NamedTuple):
@@ -425,15 +483,20 @@ class Comparison:
 
 
 def compare(
-    state_dict: dict[str, Any], connection: Connection, checkpoint: Checkpoint
+    state_dict: dict[str, Any], connection: Connection, checkpoint: Checkpoint | int
 ) -> Comparison:
-    """How a checkpoint that was saved through DCP, as `resume_latest` found it, fits what this process wants
-    to load. Reads its metadata only.
+    """How a checkpoint that was saved through DCP, as `resume_latest` found it, or of a step, fits what this
+    process wants to load. Reads its metadata only.
 
     Raises:
       cairn.MissingObject: it was not saved through DCP.
+      ValueError: None, as `resume_latest` returns it where nothing was saved.
     """
-    metadata = Reader(connection, checkpoint).read_metadata()
+    _check_arguments(state_dict, connection)
+    if checkpoint is None:
+        raise InvalidArgument("checkpoint: None, as where nothing was saved yet")
+    reader = Reader(connection, checkpoint)
+    checkpoint, metadata = reader._found(), reader.read_metadata()
     wanted, _ = flatten_state_dict(resolved(state_dict, state_dict))
     found = differences(wanted, metadata)
     return Comparison(
@@ -472,6 +535,7 @@ def load(
           lists the names that are missing and the shapes and dtypes that differ.
     """
     alone = _alone(process_group, no_dist)
+    _check_arguments(state_dict, connection)
     method = exchanging.method_of(exchange)
     if alone or dist.get_world_size(process_group) == 1:
         method = None
@@ -480,7 +544,7 @@ def load(
     if isinstance(step, Checkpoint):
         found = step
     else:
-        number = _native.NO_STEP if step is None else step
+        number = _native.NO_STEP if step is None else step_number("step", step)
 
         def ask() -> Checkpoint:
             return _checkpoint(connection, connection.job, number)

@@ -42,11 +42,17 @@ class HandingWriter(Writer):
         alone: bool,
         process_group: Any,
         overlap: Any,
+        failed_before: Exception | None,
         save: Callable[[Any, Writer], Any],
     ) -> None:
         """`save` is stock's, of a state dict and this writer."""
         super().__init__(
-            connection, step, alone=alone, process_group=process_group, overlap=overlap
+            connection,
+            step,
+            alone=alone,
+            process_group=process_group,
+            overlap=overlap,
+            failed_before=failed_before,
         )
         self._save: Callable[[Any, Writer], Any] | None = save
         self._handed: Step | None = None
@@ -73,7 +79,7 @@ class HandingWriter(Writer):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        self._failure = _of_rank(self._rank(), error)
+        self._failure = of_rank(self._rank(), error)
         self.discard()
         self._forget_staging()
 
@@ -81,6 +87,7 @@ class HandingWriter(Writer):
         """`stage` has said which thread it is."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self._check_same(results)
         self._metadata = metadata
         self._results = kept_saves.whole(results, self._beside_plan)
         self._commit()
@@ -118,7 +125,7 @@ class HandingWriter(Writer):
         )
 
 
-def _of_rank(rank: int, error: BaseException) -> Exception:
+def of_rank(rank: int, error: BaseException) -> Exception:
     """What this rank says: each says its own, and DCP collects it."""
     if isinstance(error, CheckpointException):
         if rank not in error.failures:
@@ -207,6 +214,7 @@ def async_save(
     process_group: Any,
     alone: bool,
     overlap: Any,
+    failed_before: Exception | None,
     **arguments: Any,
 ) -> Any:
     """As `cairn.dcp.async_save`, with all that is not given there decided."""
@@ -225,7 +233,13 @@ def async_save(
         )
 
     writer = HandingWriter(
-        connection, step, alone=alone, process_group=process_group, overlap=overlap, save=save
+        connection,
+        step,
+        alone=alone,
+        process_group=process_group,
+        overlap=overlap,
+        failed_before=failed_before,
+        save=save,
     )
     try:
         upload = stock.async_save(

@@ -59,7 +59,12 @@ def step_of(checkpoint_id: Any, connection: Connection, *, to_write: bool) -> tu
         raise InvalidArgument(
             f"checkpoint_id: {checkpoint_id!r} is not {paths.SCHEME}JOB/STEP or STEP"
         )
-    found = paths.parse(text, job, needs_name=False)
+    try:
+        found = paths.parse(text, job, needs_name=False)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"checkpoint_id: {checkpoint_id!r} is not {paths.SCHEME}JOB/STEP or STEP: {error}"
+        ) from None
     if found.name:
         raise InvalidArgument(f"checkpoint_id: {checkpoint_id!r} names an object, not a step")
     if to_write and found.step == _native.NO_STEP:
@@ -99,6 +104,7 @@ class Writer(StorageWriter, AsyncStager):
         alone: bool = False,
         process_group: Any = None,
         overlap: Any = None,
+        failed_before: Exception | None = None,
     ) -> None:
         """
         Args:
@@ -109,6 +115,7 @@ class Writer(StorageWriter, AsyncStager):
           process_group: the group that saves, where that is only some of the connection's ranks.
           overlap: as of `Connection.save_async`: async_save returns before these are copied. The group that
               saves must be another one than the training's.
+          failed_before: why this rank cannot save, as all ranks are to hear once they plan.
         """
         super().__init__()
         self._connection = connection
@@ -125,6 +132,7 @@ class Writer(StorageWriter, AsyncStager):
         self._watched_in: Any = None
         self._staged_at: float | None = None  # of the last async_save
         self._saver: threading.Thread | None = None  # of that, once it has begun
+        self._failed_before = failed_before
         self._stage_failure: Exception | None = None  # all ranks are to hear of it
         self._beside_plan: Any = None  # of this save
         self._abandoned = False  # who waited for its copy does not wait any more
@@ -170,7 +178,7 @@ class Writer(StorageWriter, AsyncStager):
         self._commits_last = is_coordinator or self._rank_metadata
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        failure, self._stage_failure = self._stage_failure, None
+        failure, self._stage_failure = self._stage_failure or self._failed_before, None
         if failure is not None:
             raise failure
         return plan
@@ -200,7 +208,7 @@ class Writer(StorageWriter, AsyncStager):
         part._copy_beside(self._watch is not None and not self._awaited)
         places = part._write_pieces(name, "raw", forms, wheres) if forms else b""
         del keep
-        return kept_saves.results(plan, planner, name, places)
+        return kept_saves.results(plan, planner, name, places, self._save_id())
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         with self._dropping_what_fails():
@@ -211,6 +219,7 @@ class Writer(StorageWriter, AsyncStager):
                     f"no_dist, process_group: {len(results)} save, and the Writer is one of {writers}: give "
                     "it alone=True, or the process_group"
                 )
+            self._check_same(results)
             name = f"__{self._rank()}{METADATA}" if self._rank_metadata else METADATA
             storage_meta = StorageMeta(self.checkpoint_id, self._save_id())
             content, index = kept_saves.finish(metadata, results, storage_meta, self._beside_plan)
@@ -218,6 +227,17 @@ class Writer(StorageWriter, AsyncStager):
             if index is not None and not self._rank_metadata:
                 part.save(index, name + read_index.SUFFIX)
             self._commit()
+
+    def _check_same(self, results: list[list[WriteResult]]) -> None:
+        """Raises where the ranks saved different steps: two saves would make one step of two states."""
+        mine = self._save_id()
+        for rank, of_rank in enumerate(results):
+            said = getattr(of_rank, "save_id", mine)
+            if said != mine:
+                raise FailedPrecondition(
+                    f"step: the ranks of a group save the same one; rank {self._rank()} saves {mine}, and "
+                    f"rank {rank} saves {said} (JOB/STEP@ATTEMPT.REVISION)"
+                )
 
     # --- as a stager
 

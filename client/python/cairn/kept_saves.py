@@ -134,13 +134,16 @@ class Results(Sequence[WriteResult]):
       indexes: of what was written; None as another rank sent it.
       name: of the object.
       places: offset and length of each, as `Step._write_pieces` says.
+      save_id: of the save that they are of.
     """
 
-    def __init__(self, indexes: list[MetadataIndex] | None, name: str, places: bytes) -> None:
-        self.indexes, self.name, self.places = indexes, name, places
+    def __init__(
+        self, indexes: list[MetadataIndex] | None, name: str, places: bytes, save_id: str
+    ) -> None:
+        self.indexes, self.name, self.places, self.save_id = indexes, name, places, save_id
 
     def __reduce__(self) -> Any:
-        return Results, (None, self.name, self.places)
+        return Results, (None, self.name, self.places, self.save_id)
 
     def __len__(self) -> int:
         return len(self.places) // _PLACE.size
@@ -160,12 +163,26 @@ class Results(Sequence[WriteResult]):
             yield WriteResult(index, length, _StorageInfo(self.name, offset, length))
 
 
+class WholeResults(list[WriteResult]):
+    """The same of a plan that is not kept.
+
+    Attributes:
+      save_id: as of Results.
+    """
+
+    save_id: str
+
+
 def results(
-    plan: SavePlan, planner: SavePlanner, name: str, places: bytes
+    plan: SavePlan, planner: SavePlanner, name: str, places: bytes, save_id: str
 ) -> Sequence[WriteResult]:
     """Of this rank's part."""
-    found = Results([item.index for item in plan.items], name, places)
-    return list(found) if _beside(planner) is None else found
+    found = Results([item.index for item in plan.items], name, places, save_id)
+    if _beside(planner) is not None:
+        return found
+    listed = WholeResults(found)
+    listed.save_id = save_id
+    return listed
 
 
 # --- .metadata ---------------------------------------------------------------------------------------
@@ -256,7 +273,7 @@ def whole(of_ranks: list[Sequence[WriteResult]], of_plan: Beside | None) -> list
     found = []
     for rank, of_rank in enumerate(of_ranks):
         if isinstance(of_rank, Results) and of_plan is not None and of_plan.indexes is not None:
-            of_rank = Results(of_plan.indexes[rank], of_rank.name, of_rank.places)
+            of_rank = Results(of_plan.indexes[rank], of_rank.name, of_rank.places, of_rank.save_id)
         found.append(list(of_rank))
     return found
 

@@ -337,8 +337,10 @@ class Savings:
         any_rank: Callable[[bool], bool],
     ) -> Saving:
         """`make_part(True)` is of a part that goes straight into storage."""
-        if busy not in BUSY:
-            raise InvalidArgument(f"busy: {busy!r} is none of {', '.join(BUSY)}")
+        if not isinstance(objects, Mapping):
+            raise InvalidArgument(
+                f"objects: is of type {type(objects).__name__}, wanted is a mapping from names to objects"
+            )
         for name in objects:
             paths.check_name(name)
         given = unchanged.optimizers_and_tensors(overlap)

@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from cairn import _native
+from cairn import _native, arguments
 from cairn.errors import InvalidArgument
 
 SCHEME = "cairn://"
@@ -35,6 +35,7 @@ def check_name(name: str) -> None:
     Raises:
       ValueError: it is not, naming what is wrong.
     """
+    arguments.text("name", name)
     _must_be_utf8("name", name)
     _native.validate_name(name)
 
