@@ -38,10 +38,31 @@ PART_BYTES = 3 * MIB + 77
 # How long whatever the ring does by itself may take here, where the tests of others run beside.
 PATIENCE_S = 60
 SOON_S = 10
+_NOT_NOW = (3, 4, 6, 7)  # NOT_FOUND, DATA_LOSS, UNAVAILABLE, DEADLINE_EXCEEDED
+
+
+class NotNow(AssertionError):
+    """What a command that may do better in a moment ended with: NOT_FOUND, UNAVAILABLE and their like."""
 
 
 def until(what: str, condition: Callable[[], T], limit_s: float = PATIENCE_S) -> T:
-    return until_soon(what, condition, limit_s)
+    """What the condition asks may not be known yet, or a daemon be starting: then it is not true yet."""
+    last: Exception | None = None
+
+    def holds() -> T | None:
+        nonlocal last
+        try:
+            return condition()
+        except (NotNow, LookupError) as error:  # LookupError: of a list that is not filled yet
+            last = error
+            return None
+
+    try:
+        found = until_soon(what, holds, limit_s)
+    except AssertionError as error:
+        raise error from last
+    assert found is not None
+    return found
 
 
 def names(writer: int) -> list[str]:
@@ -83,6 +104,8 @@ class Member(Node):
     def cairn(self, words: str, *, code: int = 0, limit_s: float = PATIENCE_S) -> str:
         """The command's output; `words` as in a shell."""
         result = self._run_cairn(words, limit_s + 30)
+        if code == 0 and result.returncode in _NOT_NOW:
+            raise NotNow(f"cairn {words}: {result.returncode}: {result.stderr}")
         assert result.returncode == code, f"cairn {words}: {result.returncode}: {result.stderr}"
         return result.stdout if code == 0 else result.stderr
 
@@ -126,7 +149,7 @@ class Member(Node):
     def _ask(self, words: str) -> dict[str, Any] | None:
         """None: it cannot be had now (NOT_FOUND, DATA_LOSS, UNAVAILABLE, DEADLINE_EXCEEDED)."""
         result = self._run_cairn(f"{words} -o json", 60)
-        if result.returncode in (3, 4, 6, 7):
+        if result.returncode in _NOT_NOW:
             return None
         assert result.returncode == 0, f"cairn {words}: {result.returncode}: {result.stderr}"
         answer: dict[str, Any] = json.loads(result.stdout)

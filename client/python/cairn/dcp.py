@@ -3,8 +3,9 @@
     import cairn.dcp
 
     c = cairn.connect(job="run7")                       # every rank of the group
-    cairn.dcp.save({"model": model, "optim": optim}, c, 12)
-    cairn.dcp.load({"model": model, "optim": optim}, c) # the latest; or a step
+    state = dict(zip(("model", "optim"), get_state_dict(model, optim)))
+    cairn.dcp.save(state, c, 12)
+    cairn.dcp.load(state, c)                            # the latest; or a step. Then set_state_dict
 
 or with DCP's own functions, where a checkpoint_id names the step:
 
