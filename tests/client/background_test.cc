@@ -96,8 +96,14 @@ TEST(CopyThreads, HelpersStayOutWhileItIsBesideAndJoinWhenItIsNotAnyMore) {
           MutexLock lock(&mu);
           (i < 100 ? before : after).insert(std::this_thread::get_id());
         }
-        // A helper that joins late still finds something to do.
-        if (i > 100) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        // Until a helper has joined, which may be late.
+        for (int wait = 0; i > 100 && wait < 5000; ++wait) {
+          {
+            MutexLock lock(&mu);
+            if (after.size() > 1) break;
+          }
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
         ++done;
       },
       &beside);

@@ -70,7 +70,7 @@ def test_put_beside_one_that_saves_names_no_option_that_it_lacks(
     (tmp_path / "a").write_bytes(b"a")
     with cairn.node.writer("busy", attempt_number()) as writer:
         writer.save(1, {"a": b"a"})
-        refusal = cairn.run("put", tmp_path / "a", "busy/2/a", "--timeout", "1s", code=1).stderr
+        refusal = cairn.run("put", tmp_path / "a", "busy/2/a", "--timeout", "3s", code=1).stderr
     assert f"pid {os.getpid()} still saves; end it".encode() in refusal, refusal
     assert b"fence" not in refusal, refusal
 

@@ -319,7 +319,7 @@ def test_a_child_outlives_its_parent_and_the_next_attempt_waits_for_both(
     assert child.says() == "begun"
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    with cairn.connect(job, attempt=8, timeout=1) as next_life:
+    with cairn.connect(job, attempt=8, timeout=3) as next_life:
         with pytest.raises(cairn.FailedPrecondition, match=f"pid {child.process.pid} still saves"):
             save(next_life, 9)
     child.go()

@@ -201,7 +201,7 @@ def test_a_copy_started_by_mistake_fences_no_one_alive(node: Node, job: str) -> 
     save_one(c, 1, {})
     out = run_python(
         "import cairn\n"
-        f"c = cairn.connect({job!r}, timeout=2)\n"
+        f"c = cairn.connect({job!r}, timeout=3)\n"
         "try:\n"
         "    with c.step(2) as s:\n"
         "        s.save(b'', 'a')\n"
@@ -350,7 +350,7 @@ def test_a_step_goes_on_across_a_killed_daemon(own_node: Node, job: str) -> None
 
 def test_without_a_daemon_training_goes_on(own_node: Node, job: str) -> None:
     """Promise 4: an error, a bounded wait; never a hang, never the trainer's death."""
-    c = cairn.connect(job, timeout=0.5)
+    c = cairn.connect(job, timeout=2)
     save_one(c, 1, {})
     own_node.kill()
     begin = time.monotonic()
@@ -359,7 +359,7 @@ def test_without_a_daemon_training_goes_on(own_node: Node, job: str) -> None:
             s.save({}, "a")
     assert not s.ok and isinstance(s.error, (cairn.Unavailable, cairn.Timeout))
     assert sum(c.failures.values()) == 1
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 15
     with pytest.raises((cairn.Unavailable, cairn.Timeout)):
         c.load("1/obj.pt")
     with pytest.raises((cairn.Unavailable, cairn.Timeout)):

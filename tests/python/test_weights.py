@@ -255,7 +255,7 @@ def test_files_stay_until_all_writers_have_committed(
             )
             for rank in range(2)
         )
-        assert publish(first, 1, path, remove_files=True, timeout=1).ok and path.exists()
+        assert publish(first, 1, path, remove_files=True, timeout=4).ok and path.exists()
         other = threading.Thread(target=publish, args=(second, 2, {}))
         other.start()
         assert publish(first, 2, path, remove_files=True, timeout=15).ok
@@ -263,7 +263,7 @@ def test_files_stay_until_all_writers_have_committed(
         assert not path.exists()
         # Once more: what was complete before is no reason.
         path.write_bytes(safetensors(head, b"efgh"))
-        assert publish(first, 2, path, remove_files=True, timeout=1).ok and path.exists()
+        assert publish(first, 2, path, remove_files=True, timeout=4).ok and path.exists()
 
 
 def test_files_stay_when_the_step_was_not_committed(c: cairn.Connection, tmp_path: Path) -> None:
