@@ -22,7 +22,7 @@ import torch
 import torch.distributed.checkpoint as stock
 from cairn import torch_format
 from cairn.dcp import Reader, Writer
-from node import MIB, Node
+from node import MIB, Node, until
 from torch.distributed.checkpoint import CheckpointException
 
 State = dict[str, Any]
@@ -515,9 +515,10 @@ class Slow(stock.DefaultSavePlanner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may = threading.Event()
+        self.met, self.may = threading.Event(), threading.Event()
 
     def create_local_plan(self) -> Any:
+        self.met.set()
         self.may.wait(20)
         return super().create_local_plan()
 
@@ -548,14 +549,19 @@ def test_who_is_interrupted_while_it_is_copied_has_saved_nothing(c: cairn.Connec
     writer = Writer(c, 1, alone=True)
     main = threading.main_thread().ident
     assert main is not None
-    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+
+    def interrupt() -> None:
+        until(lambda: writer._awaited and planner.met.is_set())
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
-    timer.start()
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         stock.async_save(
             {"w": torch.zeros(3)}, storage_writer=writer, planner=planner, no_dist=True
         )
-    timer.join()
+    thread.join()
     signal.signal(signal.SIGINT, before)
     planner.may.set()
     writer.stage({})  # waits for the save
