@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import warnings
 import weakref
 from pathlib import Path
@@ -723,3 +724,34 @@ def test_a_failed_save_whose_future_nobody_asks_is_told(c: cairn.Connection) -> 
     assert c.failures == {"Error": 1}
     (told,) = [str(one.message) for one in warned if one.category is cairn.CairnWarning]
     assert "step 1 of job" in told and "broken by design" in told
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_save_after_an_interrupted_one_waits_for_it(c: cairn.Connection) -> None:
+    """Else both talk in one group."""
+    first, second = Slow(), Slow()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(first.met.is_set)
+        time.sleep(0.2)  # main waits for the copy by then, or is about to
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        cairn.dcp.async_save({"w": torch.zeros(3)}, c, 1, planner=first)
+    thread.join()
+    signal.signal(signal.SIGINT, before)
+    saves = threading.Thread(
+        target=lambda: cairn.dcp.async_save({"w": torch.ones(3)}, c, 2, planner=second).result()
+    )
+    saves.start()
+    assert not second.met.wait(0.5)
+    first.may.set()
+    assert second.met.wait(20)
+    second.may.set()
+    saves.join()
+    assert c.latest().step == 2

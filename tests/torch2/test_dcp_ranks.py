@@ -614,6 +614,15 @@ def test_ranks_that_save_different_steps_make_none(node: Node, tmp_path: Path) -
         dist.barrier()
         saves(20, "cached")
         assert c.latest().step == 20
+        dist.barrier()
+        if rank == 1:
+            c.step(21).begin().discard()
+        try:
+            saves(21, "cached")
+        except stock.CheckpointException as error:
+            assert "has entered this step more often" in str(error)
+        else:
+            raise AssertionError("parts of two tries are one step")
         """,
         "different-steps",
         node,
@@ -627,11 +636,14 @@ def test_a_rank_whose_state_cannot_be_asked_fails_all(node: Node, tmp_path: Path
         2,
         """
         mesh = init_device_mesh("cpu", (world,))
+        class Odd(Exception):  # it cannot be unpickled
+            def __init__(self, one, other):
+                super().__init__(f"broken by {one} {other}")
         class Asked:
             breaks = False
             def state_dict(self):
                 if self.breaks:
-                    raise RuntimeError("broken by design")
+                    raise Odd("design", 1)
                 return {"v": values(3)}
             def load_state_dict(self, loaded):
                 pass
@@ -640,9 +652,11 @@ def test_a_rank_whose_state_cannot_be_asked_fails_all(node: Node, tmp_path: Path
             whole = {**state(mesh, [Shard(0)], fill=step), "asked": asked}
             if how == "sync":
                 cairn.dcp.save(whole, c, step)
+            elif how == "stock's planner":
+                cairn.dcp.save(whole, c, step, planner=stock.DefaultSavePlanner())
             else:
                 cairn.dcp.async_save(whole, c, step).result()
-        for number, how in enumerate(("sync", "async")):
+        for number, how in enumerate(("sync", "stock's planner", "async")):
             save(3 * number + 1, how)
             asked.breaks = rank == 1
             try:

@@ -79,17 +79,17 @@ def seconds(field: str, value: Any) -> float:
 
 
 def patience(field: str, value: Any) -> float | None:
-    """A number of seconds from 0 on, or None."""
+    """A number of seconds, or None."""
     if value is None:
         return None
     if isinstance(value, (bool, str, bytes)):
         raise _refuse(field, value, "a number of seconds")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise _refuse(field, value, "a number of seconds") from None
-    if not number >= 0:
-        raise InvalidArgument(f"{field}: {value} is not a number of seconds from 0 on")
+    if math.isnan(number):
+        raise InvalidArgument(f"{field}: {value} is not a number of seconds")
     return number
 
 

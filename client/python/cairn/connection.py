@@ -419,6 +419,7 @@ class Connection:
         def any_rank(busy_here: bool) -> bool:
             return busy_here if alone else distributed.any_of(busy_here, self.world_size)
 
+        self._check_storage(busy, any_rank)
         return self._savings.begin(
             number,
             objects,
@@ -437,8 +438,11 @@ class Connection:
             raise InvalidArgument(
                 f'busy: all ranks agree on "{busy}", and only some save this step: give "wait"'
             )
-        # Told at once, and not when memory is full for the first time.
+
+    def _check_storage(self, busy: str, any_rank: Callable[[bool], bool]) -> None:
+        """Tells at once, and not when memory is full for the first time."""
         if busy == "storage" and self._native is not None and not self._native.storage_root:
+            any_rank(True)  # other ranks, on nodes that have some, wait to hear it
             raise FailedPrecondition(
                 'busy: "storage" needs a node that has storage, and this one has no storage.root'
             )
@@ -446,7 +450,8 @@ class Connection:
     def fence(self, timeout: float | None = None) -> bool:
         """Waits until what `save_async` saves is copied, so that it may change; whether it is, within
         `timeout` seconds (None: however long). Tells of a save that failed, as `save_async` does."""
-        staged = self._savings.wait_staged(arguments.patience("timeout", timeout))
+        limit = arguments.patience("timeout", timeout)
+        staged = self._savings.wait_staged(None if limit == math.inf else limit)
         self._savings.settle()
         return staged
 

@@ -26,7 +26,6 @@ import functools
 import pickle
 import threading
 import weakref
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -250,7 +249,7 @@ def _check_group(connection: Connection, group: Any, alone: bool) -> None:
 
 
 def _check_arguments(state_dict: Any, connection: Any) -> None:
-    if not isinstance(state_dict, Mapping):
+    if not callable(getattr(state_dict, "items", None)):
         raise InvalidArgument(
             f"state_dict: is of type {type(state_dict).__name__}, wanted is a mapping of names, as "
             '{"model": model.state_dict()}'
@@ -262,18 +261,19 @@ def _check_arguments(state_dict: Any, connection: Any) -> None:
 
 
 def _ready(
-    state_dict: dict[str, Any], planner: SavePlanner | None, alone: bool
+    state_dict: dict[str, Any], enclosed: bool, alone: bool
 ) -> tuple[dict[str, Any], Exception | None]:
     """The state dict as stock is to get it, and why this rank cannot save, if so: it takes part all the same,
     and all hear of it where the save is planned, for which the others would wait."""
-    if planner is not None:
-        return state_dict, None
+    whole: dict[str, Any] = {}
+    failure: Exception | None = None
     try:
-        return enclose(resolved(state_dict, state_dict)), None
+        whole = resolved(state_dict, state_dict)
     except Exception as error:
         if alone:
             raise
-        return enclose({}), error
+        failure = error
+    return enclose(whole) if enclosed else whole, failure
 
 
 def save(
@@ -296,7 +296,7 @@ def save(
     alone = _alone(process_group, no_dist)
     _check_arguments(state_dict, connection)
     _check_group(connection, process_group, alone)
-    state_dict, failure = _ready(state_dict, planner, alone)
+    state_dict, failure = _ready(state_dict, planner is None, alone)
     writer = Writer(
         connection, step, alone=alone, process_group=process_group, failed_before=failure
     )
@@ -359,9 +359,7 @@ def async_save(
             "gloo group of Cairn's own is used"
         )
     _wait_for_uploads(connection, process_group)
-    failure: Exception | None = None
-    if stager is None:
-        state_dict, failure = _ready(state_dict, planner, alone)
+    state_dict, failure = _ready(state_dict, planner is None and stager is None, alone)
     writer: Writer | None = None
     if in_process and stager is None:
         answer = dcp_process.async_save(
@@ -397,6 +395,9 @@ def async_save(
             )
         except BaseException:
             writer.give_up()
+            if writer._saver is not None:  # it goes on, and the next save is to wait for it
+                end_of = _EndOf(writer._saver)
+                _uploads.append(_Upload(weakref.ref(connection), id(process_group), end_of))
             raise
     upload = getattr(answer, "upload_completion", answer)
     ended = threading.Event()
@@ -405,9 +406,9 @@ def async_save(
     rank = 0 if alone else dist.get_rank(process_group)
 
     def end(upload: Any) -> None:
-        if writer is not None:
-            writer._drop()  # of a save that failed elsewhere
         try:
+            if writer is not None:
+                writer._drop()  # of a save that failed elsewhere
             _note_failure(connection, step, rank, upload)
         finally:
             ended.set()
@@ -427,13 +428,26 @@ def _note_failure(connection: Connection, step: int, rank: int, upload: Any) -> 
         connection._note_failure(step, error, False)
 
 
+class _EndOf:
+    """A thread's, as an Event."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def is_set(self) -> bool:
+        return not self._thread.is_alive()
+
+
 class _Upload(NamedTuple):
     """A save that `async_save` began. Not its future, which holds the metadata, or of one that failed the
     state."""
 
     connection: weakref.ref[Connection]
     group: int  # its id, which is no other's while the save goes on
-    ended: threading.Event
+    ended: threading.Event | _EndOf
 
 
 _uploads: list[_Upload] = []

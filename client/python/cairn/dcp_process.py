@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pickle
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from torch.futures import Future
 
 from cairn import distributed, kept_saves
 from cairn.caching_planner import CachingPlanner
-from cairn.dcp_writer import Writer
+from cairn.dcp_writer import Writer, as_others_get_it
 from cairn.errors import Error, FailedPrecondition
 
 if TYPE_CHECKING:
@@ -129,14 +128,13 @@ def of_rank(rank: int, error: BaseException) -> Exception:
     """What this rank says: each says its own, and DCP collects it."""
     if isinstance(error, CheckpointException):
         if rank not in error.failures:
-            ranks = ", ".join(map(str, error.failures))
-            return FailedPrecondition(f"rank {ranks} failed before")
+            first = min(error.failures)
+            cause = error.failures[first][0]
+            return FailedPrecondition(
+                f"rank {first} failed before: {type(cause).__name__}: {cause}"
+            )
         error = error.failures[rank][0]
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return Error(f"{type(error).__name__}: {error}")
-    return error if isinstance(error, Exception) else Error(f"{type(error).__name__}: {error}")
+    return as_others_get_it(error)
 
 
 class EndingWriter(Writer):

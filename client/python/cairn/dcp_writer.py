@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import threading
 import time
 import warnings
@@ -178,9 +179,11 @@ class Writer(StorageWriter, AsyncStager):
         self._commits_last = is_coordinator or self._rank_metadata
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        failure, self._stage_failure = self._stage_failure or self._failed_before, None
+        failure, self._stage_failure = self._stage_failure, None
+        if failure is None:
+            failure = self._failed_before
         if failure is not None:
-            raise failure
+            raise as_others_get_it(failure)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -237,6 +240,7 @@ class Writer(StorageWriter, AsyncStager):
                 raise FailedPrecondition(
                     f"step: the ranks of a group save the same one; rank {self._rank()} saves {mine}, and "
                     f"rank {rank} saves {said} (JOB/STEP@ATTEMPT.REVISION)"
+                    + _why_revisions_differ(mine, said)
                 )
 
     # --- as a stager
@@ -322,7 +326,8 @@ class Writer(StorageWriter, AsyncStager):
                 # DCP has begun no save, as where it got no thread. If it does later it will not be taken.
                 # Its process may take long to start; it is one of these.
                 patience = _PROCESS_BEGINS_WITHIN_S if active_children() else _BEGINS_WITHIN_S
-                self._abandoned |= now - (self._staged_at or now) > patience
+                if now - (self._staged_at or now) > patience:
+                    self._abandoned = True
             if self._abandoned or (saver is not None and not saver.is_alive()):
                 self._forget_staging()
             elif end is not None and now >= end:
@@ -346,6 +351,8 @@ class Writer(StorageWriter, AsyncStager):
                 "cairn.dcp.async_save plans before it copies (said once)"
             )
         connection, failure = self._connection, None
+        if self._failed_before is not None:
+            failure = errors.to_plain(self._failed_before)
         try:
             connection._must_be_picklable()
         except Error as error:
@@ -416,6 +423,24 @@ class Writer(StorageWriter, AsyncStager):
         part, self._part = self._part, None
         if part is not None:
             part.discard()
+
+
+def as_others_get_it(error: BaseException) -> Exception:
+    """It, or what says the same, if other ranks could not read it: they would wait for this one."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return Error(f"{type(error).__name__}: {error}")
+    return error if isinstance(error, Exception) else Error(f"{type(error).__name__}: {error}")
+
+
+def _why_revisions_differ(one: str, other: str) -> str:
+    if one.rpartition(".")[0] != other.rpartition(".")[0]:
+        return ""
+    return (
+        ": one of them has entered this step more often, as where a save failed before the other met it; "
+        "save another step"
+    )
 
 
 def _place_in(group: Any) -> tuple[int, int] | None:

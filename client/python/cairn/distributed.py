@@ -100,8 +100,7 @@ def any_of(mine: bool, size: int) -> bool:
         return mine
     torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
     flag = torch.tensor([int(mine)], device="cpu")
-    group = own_group("busy")
-    talk(lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=group))
+    talk(lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group("busy")))
     return bool(flag.item())
 
 

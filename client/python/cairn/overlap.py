@@ -337,7 +337,7 @@ class Savings:
         any_rank: Callable[[bool], bool],
     ) -> Saving:
         """`make_part(True)` is of a part that goes straight into storage."""
-        if not isinstance(objects, Mapping):
+        if not callable(getattr(objects, "items", None)):
             raise InvalidArgument(
                 f"objects: is of type {type(objects).__name__}, wanted is a mapping from names to objects"
             )
