@@ -205,7 +205,7 @@ for step in range(3, 1000):
 
 
 def test_a_writer_that_does_not_send_is_given_up(small: Node, job: str) -> None:
-    """Its part is not there, others save meanwhile, and the daemon ends in time."""
+    """Its part is not there, others save meanwhile, and the daemon ends, once it has lost its patience."""
     with cairn.connect(job) as c:
         fill(c)
         script = """
@@ -225,9 +225,10 @@ os.kill(os.getpid(), signal.SIGSTOP)
         begin = time.monotonic()
         os.kill(small.daemon_pid(), signal.SIGTERM)
         old = small.daemon_pid()
-        while small.daemon_pid() == old and time.monotonic() < begin + 60:
+        while small.daemon_pid() == old and time.monotonic() < begin + 90:
             time.sleep(0.05)
-        assert time.monotonic() - begin < 30
+        # What is on its way is waited for, and the writer for half a minute, of which little had gone.
+        assert time.monotonic() - begin < 60
         stands.kill()
         stands.wait()
 
