@@ -458,7 +458,7 @@ def test_a_daemon_that_does_not_answer_is_waited_for_once(node: Node, job: str) 
             begin = time.monotonic()
             saving = c.save_async(2, {"w.pt": weights}, overlap=[weights])
             assert c.fence()
-            assert time.monotonic() - begin < 3.9, "not waited for twice"
+            assert time.monotonic() - begin < 3.5, "it was waited for twice"
             assert saving.wait(5)
         assert isinstance(saving.error, (cairn.Timeout, cairn.Unavailable))
         next_one = c.save_async(3, {"w.pt": weights})

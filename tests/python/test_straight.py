@@ -228,7 +228,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
         while small.daemon_pid() == old and time.monotonic() < begin + 90:
             time.sleep(0.05)
         # What is on its way is waited for, and the writer for half a minute, of which little had gone.
-        assert time.monotonic() - begin < 60
+        assert time.monotonic() - begin < 45
         stands.kill()
         stands.wait()
 

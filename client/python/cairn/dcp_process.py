@@ -38,21 +38,11 @@ class HandingWriter(Writer):
         connection: Connection,
         step: int,
         *,
-        alone: bool,
-        process_group: Any,
-        overlap: Any,
-        failed_before: Exception | None,
         save: Callable[[Any, Writer], Any],
+        **of_writer: Any,
     ) -> None:
-        """`save` is stock's, of a state dict and this writer."""
-        super().__init__(
-            connection,
-            step,
-            alone=alone,
-            process_group=process_group,
-            overlap=overlap,
-            failed_before=failed_before,
-        )
+        """`save` is stock's, of a state dict and this writer; `of_writer` are Writer's arguments."""
+        super().__init__(connection, step, **of_writer)
         self._save: Callable[[Any, Writer], Any] | None = save
         self._handed: Step | None = None
         self._metadata: Metadata | None = None  # where it is written, with the results
