@@ -1,0 +1,19 @@
+"""The factor on every bound that a test sets, from CAIRN_PATIENCE: 1 without it, more on a slow machine and
+under a sanitizer. Everything in Python that bounds a test asks here; C++ asks tests/support/patience.h.
+
+A bound says when a test gives up on a state that it awaits, so a larger factor loosens nothing. What a
+test requires of the product (a time-out that must not come sooner, say) is not multiplied.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "CAIRN_PATIENCE"
+FACTOR = float(os.environ.get(VARIABLE) or 1)
+if not 1 <= FACTOR <= 100:
+    raise ValueError(f"{VARIABLE} is {FACTOR:g}; it must lie between 1 and 100")
+
+
+def patient(seconds: float) -> float:
+    return seconds * FACTOR
