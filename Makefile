@@ -3,7 +3,7 @@
 # All paths are relative: make cannot handle a space in a path, and your folder's name may have one.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-cluster demo-weights test image test-guest gpu gpu-bundle bench soak year lint format asan tsan mutants clean
+.PHONY: help setup build demo demo-cluster demo-weights test image test-guest gpu gpu-bundle bench soak year lint format asan tsan mutants record clean
 
 # ordinary: as any user, without gigabytes. all: also root, cgroups, another uid, torch 2, sanitizers, lint.
 TIER ?= ordinary
@@ -96,6 +96,10 @@ tsan:  ## unit tests with threads, under ThreadSanitizer
 mutants:  ## plants named bugs one at a time; the tests must catch each (MUTANT=name for one)
 	@hack/setup test
 	@$(PYTHON) hack/mutants.py $(MUTANT)
+
+record:  ## what the ledger of the full tier lacks, however long it takes; begun again, it goes on
+	@hack/setup full
+	@$(PYTHON) tests/run.py --record
 
 clean:  ## removes build/
 	@rm -rf build

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """make lint and make format: clang-format, clang-tidy, the house's rules, its structure, ruff.
 
-A file whose clang-tidy run found nothing is remembered in the user's cache folder, by a digest of itself, the
-headers of the repository that it sees, the configuration and clang-tidy's version: the second run is quick,
-in another clone too.
+A file in which clang-tidy found nothing is remembered in the ledger (tests/driver/ledger.py), by a digest of
+itself, the headers of the repository that it sees, the configuration and clang-tidy's version: the second run
+is quick, in another clone too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from driver.budget import in_turn, leave, seconds_left
+from driver import inputs
+from driver.budget import leave, seconds_left
+from driver.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 # A configuration of its own: clang reads the compile commands, but not gcc's precompiled headers.
 BUILD = ROOT / "build" / "lint" / "cmake"
-TIDY_SEEN = (
-    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn" / "clang-tidy"
-)
+# On a machine that has no ledger yet, one in so many is read in each run of the full tier.
+TIDY_STRIDE = 4
 GENERATED = ("proto/gen/Cairn.h", "proto/gen-peer/Peer.h")
-TIDY_FORGET_AFTER_DAYS = 30
 TIDY = (
     "clang-tidy",
     "--quiet",
@@ -46,8 +46,6 @@ PYTHON_TOPS = ("client/python", "docker", "tests", "hack")
 TIDY_FINDING = re.compile(r": (error|warning): ")
 FINDINGS: set[str] = set()  # of clang-tidy: one in a header is found in each file that includes it
 SHOWN_FINDINGS = 10
-# All of ours are written from the root; hack/check_includes.py sees to that.
-OUR_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def sources(suffixes: tuple[str, ...]) -> list[str]:
@@ -77,25 +75,6 @@ def clang_format(fix: bool) -> list[str]:
     return problems
 
 
-def with_headers(source: str) -> list[str]:
-    """The file and every header of the repository that it includes, however indirectly."""
-    seen = {source}
-    todo = [source]
-    while todo:
-        for included in OUR_INCLUDE.findall((ROOT / todo.pop()).read_text(encoding="utf-8")):
-            if included not in seen and (ROOT / included).is_file():
-                seen.add(included)
-                todo.append(included)
-    return sorted(seen)
-
-
-def tidy_digest(source: str, common: bytes) -> str:
-    digest = hashlib.sha256(common + source.encode())
-    for name in with_headers(source):
-        digest.update(name.encode() + hashlib.sha256((ROOT / name).read_bytes()).digest())
-    return digest.hexdigest()
-
-
 def clang_tidy() -> list[str]:
     configured = run(
         ["cmake", "-S", ".", "-B", str(BUILD), "-G", "Ninja", "-DCAIRN_PRECOMPILED=OFF"]
@@ -110,36 +89,27 @@ def clang_tidy() -> list[str]:
     common = hashlib.sha256((version + " ".join(TIDY).replace(str(ROOT), "")).encode())
     for name in (".clang-tidy", "proto/cairn.thrift", "proto/peer.thrift"):
         common.update((ROOT / name).read_bytes())
-    TIDY_SEEN.mkdir(parents=True, exist_ok=True)
-    for old in TIDY_SEEN.iterdir():
-        if time.time() - old.stat().st_mtime > TIDY_FORGET_AFTER_DAYS * 86_400:
-            old.unlink(missing_ok=True)
-
-    todo = []
+    digests = {}
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
         path = Path(entry["file"])
         if not path.is_relative_to(ROOT) or path.is_relative_to(ROOT / "build"):
             continue
-        relative = path.relative_to(ROOT).as_posix()
-        if relative.startswith(TIDY_TOPS) and path.suffix == ".cc":
-            seen = TIDY_SEEN / tidy_digest(relative, common.digest())
-            if seen.exists():
-                seen.touch()
-            else:
-                todo.append((relative, seen))
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(TIDY_TOPS) and path.suffix == ".cc":
+            digests[name] = inputs.digest(inputs.with_headers([name]), common.hexdigest())
+    ledger = Ledger()
+    todo = [one.name for one in ledger.plan("tidy", digests, TIDY_STRIDE, repeat=False)]
 
-    def tidy(item: tuple[str, Path]) -> str | None:
-        relative, seen = item
+    def tidy(name: str) -> str | None:
         if seconds_left() <= 0:
-            leave(f"clang-tidy:{relative}")
+            leave(f"tidy:{name}")
             return None
-        result = run([*TIDY, relative])
+        result = run([*TIDY, name])
+        ledger.ended("tidy", name, result.returncode == 0)
         if result.returncode == 0:
-            seen.touch()
             return None
         return (result.stdout or result.stderr).strip().replace(f"{ROOT}/", "")
 
-    todo = in_turn(sorted(set(todo)))
     print(f"  clang-tidy on {len(todo)} files", flush=True)
     found = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:

@@ -10,15 +10,17 @@ tests/mutants/mutants.json holds the bugs:
     replace        the text that replaces it
     tests          test programs of which one must fail (with a gtest "filter"), or
     pytest         items of pytest
-    unproven       true: no run has shown yet that it is caught. `make mutants` plants it all the same
 
 Each bug is planted in a copy of the tree under build/mutants, alone. As many copies are worked on side by
 side as there are processors. A bug whose text is not there any more, or that does not compile, is an error:
 it proves nothing.
 
-    hack/mutants.py [NAME...] [--json FILE]
-    hack/mutants.py --share N           one proven mutant in N, others each day, as the full tier does
-    hack/mutants.py --check             only whether each text is there, in a second
+    hack/mutants.py [NAME...] [--json FILE]     all, or some; in the full tier those that are due (the ledger,
+                                                tests/driver/ledger.py)
+    hack/mutants.py --check                     only whether each text is there, in a second
+
+A mutant counts as changed when the function that its text lies in changed, or a source of the tests that must
+catch it, or the mutant itself; not when its text only moved.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ import argparse
 import collections
 import dataclasses
 import difflib
+import fnmatch
+import functools
+import hashlib
 import json
 import os
 import re
@@ -39,10 +44,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+import cpp_source
+import patience
 from driver.budget import leave, seconds_left
-from driver.process import ROOT, run_process, say, tail
+from driver.ledger import Due, Ledger, describe
+from driver.process import LOWEST_PRIORITY, ROOT, run_process, say, tail
 from driver.programs import Runner, list_programs
-from driver.report import Case
+from driver.report import Case, Report
 
 TREES = ROOT / "build" / "mutants"
 DEFINITIONS = ROOT / "tests" / "mutants" / "mutants.json"
@@ -50,7 +58,13 @@ TOPS = ("CMakeLists.txt", "common", "server", "client", "proto", "sql", "hack", 
 SOURCES = (".h", ".cc", ".py", ".sql")
 TEST_LIMIT_S = 240
 BUILD_LIMIT_S = 1200  # of all that a program needs, when ccache has nothing of it
+# One in so many of those that did not change has its turn in a run of the full tier.
+STRIDE = 4
+# Lines on each side of a text that lies in no function that hack/cpp_source.py finds.
+AROUND = 8
 NO_TESTS_COLLECTED = 5  # pytest's exit status
+TEST = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\((\w+),\s*(\w+)", re.MULTILINE)
+PARAMETERS = re.compile(r"^[\w*]+/(?=\w+\.)|/[\w*]+$")
 
 
 class Unusable(Exception):
@@ -72,7 +86,6 @@ class Mutant:
     filter: str = ""
     pytest: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    unproven: bool = False
 
     @property
     def programs(self) -> list[str]:
@@ -157,6 +170,64 @@ def check(mutants: list[Mutant]) -> int:
     return 1 if bad else 0
 
 
+# --- what it is made from --------------------------------------------------------------------------
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def digest_of(mutant: Mutant, tests: TestSources) -> str:
+    """Of the mutant, of what stands around its text, and of the tests that must catch it."""
+    try:
+        path, begin, _ = find_place(ROOT, mutant)
+        around = surroundings(path, begin)
+    except Unusable as problem:
+        around = str(problem)
+    parts = [repr(mutant), squeezed(around), *tests.of(mutant)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def surroundings(path: Path, offset: int) -> str:
+    """The function that the offset lies in, else some lines."""
+    text, functions = functions_of(path)
+    line = text.count("\n", 0, offset) + 1
+    inside = [f for f in functions if f.first_line <= line <= f.last_line]
+    smallest = min(inside, key=lambda f: f.lines, default=None)
+    first, last = line - AROUND, line + AROUND
+    if smallest:
+        first, last = smallest.first_line, smallest.last_line
+    return "\n".join(text.splitlines()[max(0, first - 1) : last])
+
+
+@functools.cache
+def functions_of(path: Path) -> tuple[str, list[cpp_source.Function]]:
+    text = path.read_text(encoding="utf-8")
+    return text, cpp_source.read(text).functions if path.suffix in (".h", ".cc") else []
+
+
+class TestSources:
+    """Which source holds which suite of gtest."""
+
+    def __init__(self) -> None:
+        self._tests: list[tuple[str, Path]] = []  # "Suite.Test" and where it stands
+        for path in sorted((ROOT / "tests").rglob("*.cc")):
+            found = TEST.findall(path.read_text(encoding="utf-8"))
+            self._tests += [(f"{suite}.{test}", path) for suite, test in found]
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """The texts of the sources that hold the mutant's tests; of none where a whole program must catch
+        it, because nothing tells which of its tests does."""
+        positive = mutant.filter.partition("-")[0]
+        # Of a parameterized test, "Prefix/Suite.Test/0", what stands in the source.
+        wanted = [PARAMETERS.sub("", one) for one in positive.split(":") if one]
+        paths = {path for name, path in self._tests for one in wanted if fnmatch.fnmatch(name, one)}
+        paths |= {ROOT / item.partition("::")[0] for item in mutant.pytest}
+        return [
+            squeezed(path.read_text(encoding="utf-8")) for path in sorted(paths) if path.is_file()
+        ]
+
+
 # --- a copy of the tree ----------------------------------------------------------------------------
 
 
@@ -194,6 +265,7 @@ class Workshop:
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
+        self.processor_s = 0.0  # that builds and tests have used
         self._healthy: set[tuple[object, ...]] = set()  # proofs that are green without a bug
         copy_tree(tree)
 
@@ -225,13 +297,16 @@ class Workshop:
 
     def _build(self, programs: list[str]) -> str:
         """What went wrong, or an empty string."""
-        code, output = run_process(["hack/build", *programs], BUILD_LIMIT_S, cwd=self._tree)
-        return output[-3000:] if code else ""
+        command = [*LOWEST_PRIORITY, "hack/build", *programs]
+        ended = run_process(command, BUILD_LIMIT_S, cwd=self._tree)
+        self.processor_s += ended.processor_s
+        return ended.output[-3000:] if ended.code else ""
 
     def _failures(self, mutant: Mutant) -> list[Case]:
         """The failed cases among the tests that must catch it; one is enough, so the first ends a program."""
         env = {"GTEST_FAIL_FAST": "1", "GTEST_FILTER": mutant.filter or "*"}
-        runner = Runner(self._tree / "build" / "results", env, quiet=True)
+        counted = Report()
+        runner = Runner(self._tree / "build" / "results", env, quiet=True, report=counted)
         registered = {p.name: p for p in list_programs(self._tree / "build" / "main")}
         failed = []
         for name in mutant.tests:
@@ -240,6 +315,7 @@ class Workshop:
             program = registered[name]
             program.timeout_s = min(program.timeout_s, TEST_LIMIT_S)
             failed += [case for case in runner.run(program) if case.outcome == "failed"]
+        self.processor_s += sum(one.processor_s for one in counted.times)
         return failed + [case for item in mutant.pytest for case in self._pytest_failures(item)]
 
     def _pytest_failures(self, item: str) -> list[Case]:
@@ -252,10 +328,11 @@ class Workshop:
         }
         command = ["/usr/bin/python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         command += ["-p", "cairn_tier", item]
-        code, output = run_process(command, TEST_LIMIT_S, env, self._tree)
-        if code == NO_TESTS_COLLECTED or "no tests ran" in output:
-            raise Unusable(f"there is no test {item}: {output[-500:]}")
-        return [Case(item, "failed", tail(output))] if code else []
+        ended = run_process(command, patience.patient(TEST_LIMIT_S), env, self._tree)
+        self.processor_s += ended.processor_s
+        if ended.code == NO_TESTS_COLLECTED or "no tests ran" in ended.output:
+            raise Unusable(f"there is no test {item}: {ended.output[-500:]}")
+        return [Case(item, "failed", tail(ended.output))] if ended.code else []
 
 
 # --- all of them -----------------------------------------------------------------------------------
@@ -266,53 +343,69 @@ class Verdict:
     name: str
     caught: bool
     how: str
+    wall_s: float = 0
+    processor_s: float = 0
 
 
 def judge(workshop: Workshop, mutant: Mutant) -> Verdict:
+    begin, used = time.monotonic(), workshop.processor_s
     try:
         caught_by = workshop.prove(mutant)
+        how = f"caught by {caught_by}" if caught_by else f"NOT CAUGHT: {mutant.bug}"
     except Unusable as problem:
-        return Verdict(mutant.name, False, f"UNUSABLE: {problem}")
+        caught_by, how = "", f"UNUSABLE: {problem}"
     except Sick as problem:
-        return Verdict(mutant.name, False, f"SICK: {problem}")
-    if caught_by:
-        return Verdict(mutant.name, True, f"caught by {caught_by}")
-    return Verdict(mutant.name, False, f"NOT CAUGHT: {mutant.bug}")
+        caught_by, how = "", f"SICK: {problem}"
+    took = time.monotonic() - begin
+    return Verdict(mutant.name, bool(caught_by), how, took, workshop.processor_s - used)
 
 
-def judge_all(mutants: list[Mutant]) -> list[Verdict]:
-    """Mutants of one test program stand together, and two workshops begin at opposite ends, so that each
-    needs few of the programs."""
-    queue = collections.deque(sorted(mutants, key=lambda mutant: mutant.proof))
-    verdicts: list[Verdict] = []
-    mutex = threading.Lock()
+class Workshops:
+    """As many copies of the tree as there are processors, each made when it is first needed."""
 
-    def work(number: int) -> None:
-        workshop = None
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._made: dict[int, Workshop] = {}
+        self._mutex = threading.Lock()
+        self.verdicts: list[Verdict] = []
+
+    def judge_all(self, mutants: list[Mutant]) -> None:
+        """Mutants of one test program stand together, and two workshops begin at opposite ends, so that each
+        needs few of the programs."""
+        queue = collections.deque(sorted(mutants, key=lambda mutant: mutant.proof))
+        threads = [
+            threading.Thread(target=self._work, args=[number, queue])
+            for number in range(min(os.cpu_count() or 1, len(mutants)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _work(self, number: int, queue: collections.deque[Mutant]) -> None:
         while True:
-            with mutex:
+            with self._mutex:
                 if not queue:
                     return
                 mutant = queue.pop() if number % 2 else queue.popleft()
             if seconds_left() <= 0:
                 leave(f"mutants:{mutant.name}")
                 continue
-            workshop = workshop or Workshop(TREES / f"tree{number}")
-            begin = time.monotonic()
-            verdict = judge(workshop, mutant)
-            say(f"  {verdict.name}: {verdict.how} ({time.monotonic() - begin:.0f} s)")
-            with mutex:
-                verdicts.append(verdict)
+            if number not in self._made:
+                self._made[number] = Workshop(TREES / f"tree{number}")
+            verdict = judge(self._made[number], mutant)
+            say(f"  {verdict.name}: {verdict.how} ({verdict.wall_s:.0f} s)")
+            self._ledger.ended("mutants", verdict.name, verdict.caught)
+            with self._mutex:
+                self.verdicts.append(verdict)
 
-    threads = [
-        threading.Thread(target=work, args=[number])
-        for number in range(min(os.cpu_count() or 1, len(mutants)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return verdicts
+
+def plan(mutants: list[Mutant], ledger: Ledger) -> list[Due]:
+    tests = TestSources()
+    digests = {mutant.name: digest_of(mutant, tests) for mutant in mutants}
+    due = ledger.plan("mutants", digests, STRIDE)
+    say(f"  {describe(due, len(mutants))}")
+    return due
 
 
 def main() -> int:
@@ -320,28 +413,28 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--check", action="store_true", help="only whether each one applies")
-    parser.add_argument("--share", type=int, metavar="N", help="one proven mutant in N")
     arguments = parser.parse_args()
     mutants = read_mutants()
-    unknown = set(arguments.names) - {mutant.name for mutant in mutants}
+    by_name = {mutant.name: mutant for mutant in mutants}
+    unknown = set(arguments.names) - set(by_name)
     if unknown:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
-    if arguments.names:
-        mutants = [mutant for mutant in mutants if mutant.name in arguments.names]
     if arguments.check:
-        return check(mutants)
-    if arguments.share:
-        today = int(time.time()) // 86_400 % arguments.share
-        proven = [mutant for mutant in mutants if not mutant.unproven]
-        mutants = proven[today :: arguments.share]
+        return check([by_name[name] for name in arguments.names] or mutants)
 
-    verdicts = judge_all(mutants)
+    ledger = Ledger()
+    due = [Due(name, "asked") for name in arguments.names] or plan(mutants, ledger)
+    workshops = Workshops(ledger)
+    # What waits longest first: the time may be up before the last ones.
+    for why in dict.fromkeys(one.why for one in due):
+        workshops.judge_all([by_name[one.name] for one in due if one.why == why])
+    verdicts = workshops.verdicts
     if arguments.json:
         rows = [dataclasses.asdict(verdict) for verdict in verdicts]
         arguments.json.write_text(json.dumps(rows, indent=1))
     caught = sum(verdict.caught for verdict in verdicts)
     print(f"{caught} of {len(verdicts)} mutants caught")
-    return 0 if mutants and caught == len(verdicts) else 1
+    return 0 if caught == len(verdicts) else 1
 
 
 if __name__ == "__main__":

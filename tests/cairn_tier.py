@@ -1,6 +1,9 @@
 """A pytest plugin (-p cairn_tier): the tiers of docs/testing.md as markers.
 
 `later` is what the product does not do yet: `pytest -m later` runs it, the tiers leave it out.
+The full tier runs Python twice. Under PyTorch 2 (CAIRN_TORCH_ONLY) only what uses torch runs again: modules
+that name it, or a helper beside them that does.
+
 `root` needs uid 0, `full` needs minutes or gigabytes, `torch2` needs PyTorch 2. In the ordinary tier the
 first two skip; in the full tier nothing skips for want of a capability: the test runs, and fails if it
 must. tests/run.py sets CAIRN_TIER; without it the tier is the ordinary one.
@@ -8,7 +11,10 @@ must. tests/run.py sets CAIRN_TIER; without it the tier is the ordinary one.
 
 from __future__ import annotations
 
+import functools
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -34,14 +40,28 @@ def torch_major() -> int:
     return int(torch.__version__.split(".")[0])
 
 
+@functools.cache
+def uses_torch(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8")
+    if re.search(r"\btorch", text):
+        return True
+    helpers = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+    beside = [path.parent / f"{name}.py" for name in helpers]
+    return any(helper.is_file() and uses_torch(helper) for helper in beside)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     full = os.environ.get("CAIRN_TIER") == "all"
     wants_torch2 = any(item.get_closest_marker("torch2") for item in items)
     has_torch2 = wants_torch2 and torch_major() >= 2
     kept, elsewhere = [], []
+    torch_only = bool(os.environ.get("CAIRN_TORCH_ONLY"))
     asked_for_later = "later" in (config.getoption("-m") or "")
     for item in items:
         if item.get_closest_marker("later") and not asked_for_later:
+            elsewhere.append(item)
+            continue
+        if torch_only and not uses_torch(item.path):
             elsewhere.append(item)
             continue
         if item.get_closest_marker("torch2") and not has_torch2:

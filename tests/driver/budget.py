@@ -1,37 +1,41 @@
-"""What a stage may still begin before its time is up, and the record of what it left for another run.
+"""Until when a stage may begin something new and the run may last, and the record of what was not reached.
 
 A run of the full tier has an end, because continuous integration has one. A stage whose compilers find
-nothing in ccache may need longer than its share: it then begins nothing new, and says what it left. The next
-run begins elsewhere (`in_turn`), and finds in ccache what this one compiled. Without a bound, as under
-`make asan`, nothing is left.
+nothing in ccache may need longer than its share: it then begins nothing new, and says what it left. The
+ledger (ledger.py) makes a debt of it. Without an end, as under `make asan`, nothing is left.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-# When the stage's time is up, by the monotonic clock, which all processes share.
+# When the time of the stage is up, and that of the run, by the monotonic clock, which all processes share.
 ENDS = "CAIRN_STAGE_ENDS"
-# A file of the stage's: a line for each thing that it left.
+RUN_ENDS = "CAIRN_RUN_ENDS"
+# A file of the stage: a line for each thing that it left.
 LEFT = "CAIRN_STAGE_LEFT"
-DAY_S = 86_400
-
-T = TypeVar("T")
 
 
-def seconds_left() -> float:
-    """Of the stage that this process is part of; infinity where nobody set an end."""
-    ends = os.environ.get(ENDS)
+def _until(variable: str) -> float:
+    ends = os.environ.get(variable)
     return float(ends) - time.monotonic() if ends else float("inf")
 
 
+def seconds_left() -> float:
+    """In the stage that this process is part of; infinity without an end."""
+    return min(_until(ENDS), _until(RUN_ENDS))
+
+
+def run_seconds_left() -> float:
+    """In the whole run; nothing may take longer, whatever its own limit is."""
+    return _until(RUN_ENDS)
+
+
 def leave(what: str) -> None:
-    """It is not done in this run, for want of time."""
-    print(f"  left for another run: {what}", flush=True)
+    """The stage's time was up before `what` could begin."""
+    print(f"  not reached in this run: {what}", flush=True)
     if LEFT in os.environ:
         with open(os.environ[LEFT], "a", encoding="utf-8") as left:
             left.write(f"{what}\n")
@@ -39,9 +43,3 @@ def leave(what: str) -> None:
 
 def read_left(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-
-
-def in_turn(things: Sequence[T]) -> list[T]:
-    """Another one first each day, so that it is not always the last ones that are left."""
-    first = int(time.time()) // DAY_S % len(things) if things else 0
-    return [*things[first:], *things[:first]]

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
+import tempfile
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from driver.budget import run_seconds_left
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -39,36 +47,97 @@ def finding(text: str) -> str:
 
 
 PAST_ITS_TIME = " and was killed)"
+# Before a command: what only needs processor time, in the time that the tests leave.
+LOWEST_PRIORITY = ("nice", "-n", "19")
+STACKS_S = 60
+
+
+class Ended(NamedTuple):
+    code: int  # exit status, or -SIGKILL past the time
+    output: str
+    wall_s: float
+    processor_s: float  # of the process and all that it waited for
 
 
 def run_process(
-    command: list[str], timeout_s: float, env: dict[str, str] | None = None, cwd: Path | str = ROOT
-) -> tuple[int, str]:
-    """Exit status and output; -SIGKILL and a note when it ran past the time. Its whole group is killed,
-    because a test that hangs usually hangs in a daemon it started. A group, not a session: Linux shares
-    processors out between sessions, so that the low priority of a stage would be one inside its own alone
-    (sched(7), "The autogroup feature")."""
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        process_group=0,
-    )
+    command: Sequence[str],
+    timeout_s: float,
+    env: dict[str, str] | None = None,
+    cwd: Path | str = ROOT,
+) -> Ended:
+    """Past its time, or when the run's time is up, the stacks of its threads are added to the output, and its
+    whole group is killed, because a test that hangs usually hangs in a daemon it started. A group, not a
+    session: Linux shares processors out between sessions, so that the low priority of a compiler would be
+    one inside its own alone (sched(7), "The autogroup feature")."""
+    begin = time.monotonic()
+    limit_s = max(0.0, min(timeout_s, run_seconds_left()))
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        note = ""
+        if not ends_within(process.pid, limit_s):
+            note = f"{stacks(process.pid)}\n(ran past {limit_s:g} s{PAST_ITS_TIME}"
+            os.killpg(process.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read().decode(errors="replace") + note
+    code = -signal.SIGKILL if note else process.returncode
+    return Ended(code, text, time.monotonic() - begin, usage.ru_utime + usage.ru_stime)
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    """Whether a child ends in that time; it still has to be waited for."""
+    descriptor = os.pidfd_open(pid)
     try:
-        output, _ = process.communicate(timeout=timeout_s)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        try:
-            output, _ = process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:  # a child outside the group holds the pipe
-            output = ""
-        return -signal.SIGKILL, f"{output}\n(ran past {timeout_s:g} s{PAST_ITS_TIME}"
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(None if seconds == float("inf") else seconds * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def stacks(group: int) -> str:
+    """Where the threads of a group of processes are. Python writes its own to the output (faulthandler, which
+    pytest enables); of the others gdb says it."""
+    said = ""
+    for pid in members(group):
+        program = Path(os.path.realpath(f"/proc/{pid}/exe")).name
+        if program.startswith("python"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+            if pid == group:
+                ends_within(pid, STACKS_S)  # it is writing
+        elif program not in ("sh", "bash", "unshare", "nice"):
+            said += f"\n{program}, process {pid}:\n{gdb_stacks(pid)}"
+    return said
+
+
+def members(group: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(entry.name)) == group:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def gdb_stacks(pid: int) -> str:
+    command = ["gdb", "-nx", "-batch", "-p", str(pid), "-ex", "thread apply all backtrace 40"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=STACKS_S, check=False
+        )
+        return done.stdout or done.stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no stacks: {error}"
 
 
 OWN_IDS = [
@@ -93,9 +162,15 @@ def with_own_ids(command: list[str]) -> list[str]:
     return [*OWN_IDS, "sh", "-c", '"$@"; exit $?', "sh", *command]
 
 
-def run_shown(command: list[str], timeout_s: float) -> str:
-    """Runs a command whose output is shown as it comes. Returns what went wrong, then the last lines of the
-    output; or an empty string."""
+class Shown(NamedTuple):
+    problem: str  # what went wrong, then the last lines of the output; or ""
+    wall_s: float
+    processor_s: float
+
+
+def run_shown(command: Sequence[str], timeout_s: float) -> Shown:
+    """Runs a command whose output is shown as it comes."""
+    begin = time.monotonic()
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -115,12 +190,14 @@ def run_shown(command: list[str], timeout_s: float) -> str:
 
     shower = threading.Thread(target=show, daemon=True)
     shower.start()
-    try:
-        code = process.wait(timeout=timeout_s)
-        problem = f"exit status {code}" if code else ""
-    except subprocess.TimeoutExpired:
+    limit_s = min(timeout_s, run_seconds_left())
+    ended = ends_within(process.pid, max(0.0, limit_s))
+    if not ended:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        problem = f"ran past {timeout_s:.0f} s"
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = code = os.waitstatus_to_exitcode(status)
     shower.join(timeout=10)  # a child outside the group may hold the pipe
-    return "\n".join([problem, *last]) if problem else ""
+    failed = f"exit status {code}" if code else ""
+    problem = failed if ended else f"ran past {limit_s:.0f} s"
+    problem = "\n".join([problem, *last]) if problem else ""
+    return Shown(problem, time.monotonic() - begin, usage.ru_utime + usage.ru_stime)

@@ -9,9 +9,10 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+import patience
 
 from driver.budget import leave, seconds_left
 from driver.process import PAST_ITS_TIME, run_process, say, tail
@@ -77,8 +78,11 @@ class Runner:
     results: Path  # a folder for JUnit files
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""  # of the names of cases
-    patience: float = 1  # a factor on every program's timeout
+    patience: float = 1  # a further factor on every bound, the program's and those of its tests
     quiet: bool = False
+    done: Callable[[Program, bool], None] = lambda program, passed: None
+    took_last: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, by case name
+    report: Report = dataclasses.field(default_factory=Report)
 
     def run(self, program: Program) -> list[Case]:
         self.results.mkdir(parents=True, exist_ok=True)
@@ -89,10 +93,11 @@ class Runner:
         for setting in program.environment:
             key, _, value = setting.partition("=")
             env[key] = value
-        begin = time.monotonic()
-        timeout_s = program.timeout_s * self.patience
-        code, output = run_process(program.command, timeout_s, env, program.directory)
-        took = time.monotonic() - begin
+        factor = patience.FACTOR * self.patience
+        env[patience.VARIABLE] = f"{factor:g}"
+        ended = run_process(program.command, program.timeout_s * factor, env, program.directory)
+        code, output = ended.code, ended.output
+        self.report.add_time(name, ended.wall_s, ended.processor_s)
         cases = read_cases(xml, f"{name}:", name)
         failed = any(case.outcome == "failed" for case in cases)
         if code != 0 and not failed:
@@ -102,32 +107,27 @@ class Runner:
         elif not cases:  # not a program of gtest: one case as a whole
             cases = [Case(name, "passed")]
         if not self.quiet:
-            show(name, cases, took)
+            show(name, cases, ended.wall_s)
+        self.done(program, not any(case.outcome == "failed" for case in cases))
         return cases
 
-    def run_all(self, programs: list[Program], report: Report) -> None:
+    def run_all(self, programs: list[Program]) -> None:
         """Side by side, as many as there are processors; those that must be alone, afterwards."""
 
         def run(program: Program) -> None:
             if seconds_left() <= 0:
                 leave(f"{self.prefix}{program.name}")
                 return
-            report.add(self.run(program))
+            self.report.add(self.run(program))
 
-        longest_first = sorted(programs, key=self.last_time, reverse=True)
+        def last_time(program: Program) -> float:
+            return self.took_last.get(f"{self.prefix}{program.name}", float("inf"))
+
+        longest_first = sorted(programs, key=last_time, reverse=True)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
             list(pool.map(run, (p for p in longest_first if not needs_machine(p))))
         for program in filter(needs_machine, programs):  # its timing and memory are its own
             run(program)
-
-    def last_time(self, program: Program) -> float:
-        """Seconds that it took in the last run, as its JUnit file says; unknown ones go first."""
-        try:
-            with (self.results / f"{program.name}.xml").open(encoding="utf-8") as xml:
-                head = xml.read(400)
-            return float(head.split(' time="', 1)[1].split('"', 1)[0])
-        except (OSError, IndexError, ValueError):
-            return float("inf")
 
 
 def how_it_ended(code: int, output: str) -> str:
@@ -150,12 +150,11 @@ def show(name: str, cases: list[Case], took: float) -> None:
         say(f"    {case.name}\n      " + tail(case.reason).replace("\n", "\n      "))
 
 
-def run_programs(
-    report: Report, build: Path, wanted: Callable[[Program], bool], full: bool, runner: Runner
-) -> None:
-    """Those of a build folder; in the ordinary tier the ones labelled for the full tier count as skipped."""
+def run_programs(runner: Runner, programs: list[Program], full: bool) -> None:
+    """In the ordinary tier the ones labelled for the full tier count as skipped."""
     chosen = []
-    for program in filter(wanted, list_programs(build)):
+    report = runner.report
+    for program in programs:
         held_back = program.labels & FULL_LABELS
         name = f"{runner.prefix}{program.name}"
         if held_back and not full:
@@ -165,7 +164,7 @@ def run_programs(
             report.add([Case(name, "failed", "it was not built")])
         else:
             chosen.append(program)
-    runner.run_all(chosen, report)
+    runner.run_all(chosen)
 
 
 def results_of(build: Path) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import json
 import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -24,16 +25,30 @@ class Case:
     reason: str = ""
 
 
+@dataclasses.dataclass
+class Time:
+    """What one program of a stage took, or the building of one."""
+
+    program: str
+    wall_s: float
+    processor_s: float
+
+
 class Report:
-    """What has been counted so far. Thread-safe."""
+    """What has been counted so far, and what took how long. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self.cases: list[Case] = []
+        self.times: list[Time] = []
 
     def add(self, cases: list[Case]) -> None:
         with self._mutex:
             self.cases += cases
+
+    def add_time(self, program: str, wall_s: float, processor_s: float) -> None:
+        with self._mutex:
+            self.times.append(Time(program, round(wall_s, 2), round(processor_s, 2)))
 
     def add_one(self, name: str, problem: str) -> None:
         """A case that passed when there is no problem."""
@@ -41,6 +56,20 @@ class Report:
 
     def of(self, outcome: str) -> list[Case]:
         return [case for case in self.cases if case.outcome == outcome]
+
+
+def write_report(report: Report, output: Path) -> None:
+    """What the process of a stage hands to the one that started it."""
+    values = {
+        "cases": [dataclasses.asdict(case) for case in report.cases],
+        "times": [dataclasses.asdict(one) for one in report.times],
+    }
+    output.write_text(json.dumps(values), encoding="utf-8")
+
+
+def read_report(output: Path) -> tuple[list[Case], list[Time]]:
+    values = json.loads(output.read_text(encoding="utf-8"))
+    return [Case(**case) for case in values["cases"]], [Time(**one) for one in values["times"]]
 
 
 def parse_junit(path: Path, prefix: str) -> list[Case]:

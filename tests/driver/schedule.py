@@ -1,22 +1,21 @@
 """When which stage runs, on how few processors ever.
 
-A stage is a process of its own, so that its output, its processor time and its priority are its own. There
-are three lanes:
+A stage is a process of its own, so that its output and its processor time are its own. There are four lanes:
 
     first    what the others need; nothing runs beside it
-    front    tests of whole processes, whose deadlines must not suffer: one stage after another, at ordinary
-             priority
-    behind   compilers and what else only needs processor time: one stage after another, at the lowest
-             priority, in the time that the front lane leaves
+    front    the tests: one stage after another
+    beside   what mostly waits for processes, machines or clocks of its own, beside the tests
+    behind   what compiles first: one stage after another, the compilers at the lowest priority, in the time
+             that the tests leave
 
-So the two lanes together use all processors, and the front lane hardly notices.
+Tests run at ordinary priority in every lane, because a test that the system does not let run misses its
+deadlines.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 import os
 import subprocess
 import sys
@@ -26,18 +25,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from driver import budget, disk
+from driver.ledger import Ledger
 from driver.process import say
-from driver.report import RESULTS, Case, Report
+from driver.report import RESULTS, Case, Report, Time, read_report, write_report
 from driver.stages import Settings
 
-LOWEST_PRIORITY = 19
 # A process that a stage left behind may hold its output open.
 LAST_WORDS_S = 5
+# In which minute a bounded run is over: CI stops it in its 90th.
+RUN_ENDS_MIN = 82
 
 
 class Lane(enum.Enum):
     FIRST = "first"
     FRONT = "front"
+    BESIDE = "beside"
     BEHIND = "behind"
 
 
@@ -54,11 +56,12 @@ class Stage:
 
 
 @dataclasses.dataclass
-class Time:
+class StageTime:
     stage: str
     began_s: float  # since the run began
     wall_s: float
     processor_s: float  # of the stage and everything that it started and waited for
+    programs: list[Time]
 
 
 def run_here(stage: Stage, settings: Settings, output: Path) -> None:
@@ -68,7 +71,7 @@ def run_here(stage: Stage, settings: Settings, output: Path) -> None:
         stage.run(settings, report)
     except Exception as error:
         report.add_one(stage.name, f"the stage itself failed: {error!r}")
-    output.write_text(json.dumps([dataclasses.asdict(case) for case in report.cases]))
+    write_report(report, output)
 
 
 class Schedule:
@@ -82,7 +85,7 @@ class Schedule:
         self._report = report
         self._bounded = bounded
         self._begin = time.monotonic()
-        self.times: list[Time] = []
+        self.times: list[StageTime] = []
         self.left: list[str] = []  # for another run, for want of time
 
     def run(self, stages: list[Stage]) -> None:
@@ -96,10 +99,12 @@ class Schedule:
                 if stage.lane == lane:
                     self._run_stage(stage)
 
-        behind = threading.Thread(target=run_lane, args=[Lane.BEHIND])
-        behind.start()
-        run_lane(Lane.FRONT)
-        behind.join()
+        lanes = [Lane.FRONT, Lane.BESIDE, Lane.BEHIND]
+        threads = [threading.Thread(target=run_lane, args=[lane]) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def _run_stage(self, stage: Stage) -> bool:
         """Whether nothing in it failed."""
@@ -109,13 +114,13 @@ class Schedule:
         say(f"== {stage.name} begins")
         begin = time.monotonic()
         command = self._command(stage, output)
-        if stage.lane == Lane.BEHIND:
-            command = ["nice", "-n", str(LOWEST_PRIORITY), *command]
         left = RESULTS / f"{stage.name}.left"
         left.unlink(missing_ok=True)
         env = {**os.environ, budget.LEFT: str(left)}
-        if self._bounded and stage.until_min is not None:
-            env[budget.ENDS] = str(self._begin + 60 * stage.until_min)
+        if self._bounded:
+            env[budget.RUN_ENDS] = str(self._begin + 60 * RUN_ENDS_MIN)
+            if stage.until_min is not None:
+                env[budget.ENDS] = str(self._begin + 60 * stage.until_min)
         process = subprocess.Popen(
             command,
             env=env,
@@ -130,12 +135,14 @@ class Schedule:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = code = os.waitstatus_to_exitcode(status)
         reader.join(LAST_WORDS_S)
-        cases = read_output(stage, output, code)
+        cases, programs = read_output(stage, output, code)
         self._report.add(cases)
         self.left += budget.read_left(left)
         took = time.monotonic() - begin
         used = usage.ru_utime + usage.ru_stime
-        self.times.append(Time(stage.name, begin - self._begin, took, used))
+        began = begin - self._begin
+        Ledger().took({program.program: program.wall_s for program in programs})
+        self.times.append(StageTime(stage.name, began, took, used, programs))
         failed = sum(case.outcome == "failed" for case in cases)
         outcome = f", {failed} failed" if failed else ""
         say(f"== {stage.name}: {took:.0f} s{outcome}; {disk.free_gib():.1f} GiB of disk free")
@@ -145,16 +152,18 @@ class Schedule:
 
     def show_times(self) -> None:
         """The table at the end of a run."""
-        total = time.monotonic() - self._begin
         say(f"{'stage':12} {'began':>6} {'took':>6} {'processor':>10}   (seconds)")
         for one in sorted(self.times, key=lambda one: one.began_s):
             row = f"{one.began_s:6.0f} {one.wall_s:6.0f} {one.processor_s:10.0f}"
             say(f"{one.stage:12} {row}")
         used = sum(one.processor_s for one in self.times)
-        processors = os.cpu_count() or 1
+        total, processors = self.seconds(), os.cpu_count() or 1
         say(
             f"{'all':12} {'':6} {total:6.0f} {used:10.0f}   {total / 60:.1f} min, {processors} processors"
         )
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
 
 
 def relay(lines: Iterable[str], name: str) -> None:
@@ -162,11 +171,12 @@ def relay(lines: Iterable[str], name: str) -> None:
         say(f"{name} | {line.rstrip()}" if line.strip() else "")
 
 
-def read_output(stage: Stage, output: Path, code: int) -> list[Case]:
+def read_output(stage: Stage, output: Path, code: int) -> tuple[list[Case], list[Time]]:
     try:
-        return [Case(**case) for case in json.loads(output.read_text(encoding="utf-8"))]
-    except (OSError, ValueError) as error:
-        return [Case(stage.name, "failed", f"exit status {code}, no result: {error}")]
+        return read_report(output)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = f"exit status {code}, no result: {error}"
+        return [Case(stage.name, "failed", reason)], []
 
 
 def stage_command(script: Path, tier: str, pattern: str) -> Callable[[Stage, Path], list[str]]:

@@ -57,10 +57,11 @@ def test_what_a_stage_built_goes_in_integration_when_it_passed(
     monkeypatch.setattr(schedule, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(disk.remove_built, "__defaults__", (tmp_path,))
     (tmp_path / "asan" / "objects").mkdir(parents=True)
-    cases = json.dumps([{"name": "asan", "outcome": outcome, "reason": ""}])
+    case = {"name": "asan", "outcome": outcome, "reason": ""}
+    written = json.dumps({"cases": [case], "times": []})
 
     def command(stage: Stage, output: Path) -> list[str]:
-        text = f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({cases!r})"
+        text = f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({written!r})"
         return [sys.executable, "-c", text, str(output)]
 
     asan = Stage("asan", Lane.BEHIND, False, lambda settings, report: None, leaves=("asan",))

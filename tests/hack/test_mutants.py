@@ -68,3 +68,31 @@ def test_the_check_names_every_mutant_that_does_not_apply(
     moved = dataclasses.replace(MUTANT, name="gone", find="if (gone) return;")
     assert mutants.check([MUTANT, moved]) == 1
     assert capsys.readouterr().out.startswith("mutants.json: gone: its text is nowhere")
+
+
+def digest(tree: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(mutants, "ROOT", tree)
+    mutants.functions_of.cache_clear()
+    mutant = dataclasses.replace(MUTANT, filter="Held.*")
+    return mutants.digest_of(mutant, mutants.TestSources())
+
+
+def test_a_mutant_changes_with_its_function_and_its_tests_but_not_when_it_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = "bool Held() {\n  Count();\n  return !readers.empty() || pins > 0;\n}\n"
+    write(tmp_path, "server/engine/held.cc", f"void Before() {{ Rest(); }}\n{function}")
+    write(tmp_path, "tests/engine/held_test.cc", "TEST(Held, WhileRead) {}\n")
+    first = digest(tmp_path, monkeypatch)
+
+    (tmp_path / "server/engine/held.cc").unlink()
+    moved = function.replace("  return", "      return")
+    write(tmp_path, "server/engine/memory/leases.cc", f"{moved}void Behind() {{ Other(); }}\n")
+    assert digest(tmp_path, monkeypatch) == first
+
+    write(tmp_path, "server/engine/memory/leases.cc", function.replace("Count", "Recount"))
+    changed = digest(tmp_path, monkeypatch)
+    assert changed != first
+
+    write(tmp_path, "tests/engine/held_test.cc", "TEST(Held, WhileRead) { Look(); }\n")
+    assert digest(tmp_path, monkeypatch) != changed

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
-from driver.process import SHOWN_LAST, TAIL_LINES, finding, run_shown
+import pytest
+from driver.process import SHOWN_LAST, TAIL_LINES, finding, run_process, run_shown
 
 
 def test_of_a_command_that_failed_the_last_lines_are_kept() -> None:
     program = "import sys; [print(f'line {i}') for i in range(100)]; sys.exit(3)"
-    lines = run_shown([sys.executable, "-c", program], 60).splitlines()
+    shown = run_shown([sys.executable, "-c", program], 60)
+    lines = shown.problem.splitlines()
     assert lines[0] == "exit status 3"
     assert lines[1:] == [f"line {i}" for i in range(100 - SHOWN_LAST, 100)]
 
 
 def test_of_one_that_went_well_nothing_is() -> None:
-    assert run_shown([sys.executable, "-c", "print('fine')"], 60) == ""
+    shown = run_shown([sys.executable, "-c", "print('fine')"], 60)
+    assert shown.problem == ""
+    assert shown.wall_s >= 0 < shown.processor_s
 
 
 def test_one_that_does_not_end_is_killed_with_what_it_started() -> None:
@@ -23,8 +28,29 @@ def test_one_that_does_not_end_is_killed_with_what_it_started() -> None:
         "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print('started', flush=True);"
         " import time; time.sleep(1000)"
     )
-    lines = run_shown([sys.executable, "-c", program], 2).splitlines()
+    lines = run_shown([sys.executable, "-c", program], 2).problem.splitlines()
     assert lines == ["ran past 2 s", "started"]
+
+
+def test_a_process_says_what_it_used() -> None:
+    ended = run_process([sys.executable, "-c", "sum(range(3_000_000)); print('fine')"], 60)
+    assert (ended.code, ended.output) == (0, "fine\n")
+    assert 0 < ended.processor_s < 60
+
+
+def test_one_that_hangs_shows_where_its_threads_are() -> None:
+    program = (
+        "import faulthandler, time; faulthandler.enable()\n"
+        "def stuck():\n    time.sleep(1000)\nprint('begun', flush=True); stuck()"
+    )
+    output = run_process([sys.executable, "-c", program], 3).output
+    assert output.startswith("begun")
+    assert "in stuck" in output
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="no gdb: make test TIER=all installs it")
+def test_one_that_is_not_python_shows_its_stack_too() -> None:
+    assert "nanosleep" in run_process(["sleep", "1000"], 0.5).output
 
 
 def test_of_a_fuzzer_its_finding_is_kept() -> None:

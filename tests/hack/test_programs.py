@@ -6,11 +6,11 @@ from driver.programs import how_it_ended
 
 def test_a_program_that_hangs_is_named_with_the_test_that_it_hung_in():
     script = "echo '[ RUN      ] Well.Ends'; echo '[ RUN      ] One.Hangs'; sleep 60"
-    code, output = run_process(["sh", "-c", script], 0.5)
-    assert how_it_ended(code, output) == "(ran past 0.5 s and was killed), in One.Hangs"
+    ended = run_process(["sh", "-c", script], 0.5)
+    assert how_it_ended(ended.code, ended.output) == "(ran past 0.5 s and was killed), in One.Hangs"
 
 
 def test_a_program_that_dies_is_told_by_its_signal():
-    code, output = run_process(["sh", "-c", "echo '[ RUN      ] One.Dies'; kill -SEGV $$"], 10)
-    assert how_it_ended(code, output) == "died of SIGSEGV, in One.Dies"
+    ended = run_process(["sh", "-c", "echo '[ RUN      ] One.Dies'; kill -SEGV $$"], 10)
+    assert how_it_ended(ended.code, ended.output) == "died of SIGSEGV, in One.Dies"
     assert how_it_ended(3, "") == "exit status 3"

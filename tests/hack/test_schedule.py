@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from driver import schedule
+from driver import schedule, table
+from driver.ledger import Ledger
 from driver.report import Report
 from driver.schedule import Lane, Schedule, Stage
 
@@ -21,7 +22,9 @@ while other and not (pathlib.Path(folder) / other).exists() and time.monotonic()
     time.sleep(0.01)
 met = not other or (pathlib.Path(folder) / other).exists()
 outcome = "passed" if met else "failed"
-pathlib.Path(output).write_text(json.dumps([{"name": name, "outcome": outcome, "reason": ""}]))
+case = {"name": name, "outcome": outcome, "reason": ""}
+took = {"program": name, "wall_s": 1.0, "processor_s": 0.5}
+pathlib.Path(output).write_text(json.dumps({"cases": [case], "times": [took]}))
 """
 
 
@@ -32,12 +35,12 @@ def stage(name: str, lane: Lane) -> Stage:
 @pytest.fixture(autouse=True)
 def own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "results")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_the_lanes_run_side_by_side_and_the_one_behind_at_the_lowest_priority(
-    tmp_path: Path,
-) -> None:
-    """Each of the two ends only when the other has begun."""
+def run_two_lanes(tmp_path: Path) -> tuple[Schedule, Report]:
+    """Each of the two stages ends only when the other has begun."""
     waits_for = {"front": "behind", "behind": "front"}
 
     def command(stage: Stage, output: Path) -> list[str]:
@@ -47,16 +50,37 @@ def test_the_lanes_run_side_by_side_and_the_one_behind_at_the_lowest_priority(
     report = Report()
     ran = Schedule(command, report)
     ran.run([stage("front", Lane.FRONT), stage("behind", Lane.BEHIND)])
+    return ran, report
+
+
+def test_the_lanes_run_side_by_side_at_ordinary_priority(tmp_path: Path) -> None:
+    ran, report = run_two_lanes(tmp_path)
     assert sorted(case.name for case in report.of("passed")) == ["behind", "front"]
-    assert int((tmp_path / "front").read_text()) == os.nice(0)
-    assert int((tmp_path / "behind").read_text()) == schedule.LOWEST_PRIORITY
+    for name in ("front", "behind"):
+        assert int((tmp_path / name).read_text()) == os.nice(0)
     assert all(one.processor_s > 0 for one in ran.times)
+
+
+def test_a_run_leaves_a_table_of_stages_and_programs(tmp_path: Path) -> None:
+    ran, report = run_two_lanes(tmp_path)
+    ran.left.append("asan:engine_test")
+    table.write_table(ran, report, "all", Ledger())
+    written = json.loads((tmp_path / "results" / "run.json").read_text())
+    assert sorted(row["stage"] for row in written["stages"]) == ["behind", "front"]
+    row = {"stage": "front", "program": "front", "wall_s": 1.0, "processor_s": 0.5}
+    assert row in written["programs"]
+    assert written["counts"] == {"passed": 2, "failed": 0, "skipped": 0}
+    assert written["left"] == ["asan:engine_test"]
+    (kept,) = (tmp_path / "cache" / "cairn" / "runs").iterdir()
+    assert json.loads(kept.read_text()) == written
+    assert Ledger().took_last() == {"front": 1.0, "behind": 1.0}
 
 
 def test_a_failure_in_the_first_lane_ends_the_run(tmp_path: Path) -> None:
     def command(stage: Stage, output: Path) -> list[str]:
         cases = [{"name": stage.name, "outcome": "failed", "reason": "it does not compile"}]
-        text = f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({json.dumps(cases)!r})"
+        written = json.dumps({"cases": cases, "times": []})
+        text = f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({written!r})"
         return [sys.executable, "-c", text, str(output)]
 
     report = Report()

@@ -1,0 +1,50 @@
+"""tests/driver/pytests.py: which files stand together in a job, and how long each took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from driver import pytests
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pytests, "ROOT", tmp_path)
+    made = tmp_path / "tests" / "python"
+    made.mkdir(parents=True)
+    return made
+
+
+def test_short_files_stand_together_and_the_longest_job_begins(folder: Path) -> None:
+    took = {"a": 25.0, "b": 200.0, "c": 30.0, "d": 1.0}
+    for name in took:
+        (folder / f"test_{name}.py").touch()
+    seconds = {f"python:tests/python/test_{name}.py": value for name, value in took.items()}
+    jobs = pytests.jobs_of(["python"], "python", seconds)
+    assert [job.files for job in jobs] == [
+        ["tests/python/test_b.py"],
+        [f"tests/python/test_{name}.py" for name in ("c", "a", "d")],
+    ]
+    assert [job.name for job in jobs] == ["python/test_b", "python/test_c+2"]
+
+
+def test_every_file_of_every_folder_is_in_one_job() -> None:
+    jobs = pytests.jobs_of(["python", "faults", "hack"], "python", {})
+    files = [file for job in jobs for file in job.files]
+    assert len(files) == len(set(files))
+    assert {"tests/hack/test_pytests.py", "tests/faults/test_pairs.py"} < set(files)
+    assert all(len({Path(file).parent for file in job.files}) == 1 for job in jobs)
+
+
+def test_the_time_of_a_file_is_that_of_its_cases(tmp_path: Path) -> None:
+    xml = tmp_path / "result.xml"
+    xml.write_text(
+        """<testsuites><testsuite>
+        <testcase classname="tests.python.test_a" name="one" time="1.5"/>
+        <testcase classname="tests.python.test_a.TestB" name="two" time="2"/>
+        <testcase classname="tests.python.test_c" name="three" time="4"/>
+        </testsuite></testsuites>"""
+    )
+    files = ["tests/python/test_a.py", "tests/python/test_c.py"]
+    assert pytests.seconds_by_file(xml, files) == dict(zip(files, (3.5, 4.0), strict=True))
