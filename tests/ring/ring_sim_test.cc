@@ -1,17 +1,20 @@
 // Every seed is a life of a ring with faults: R16 to R19, R25, R39, R40 as a model sees them.
 // CAIRN_SIM_CATALOG=1: in all of them the members stand in the catalog, else in a third; 0: in none.
 // CAIRN_SIM_SEED=N replays one life with its trace. CAIRN_SIM_SEEDS=N runs another number of them than
-// 1,000, or 10,000 in the full tier; CAIRN_SIM_FIRST=N begins with that seed.
+// 1,000; CAIRN_SIM_FIRST=N begins with that seed. The full tier gives both (tests/driver/stages.py).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -30,9 +33,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
 }
 
 uint64_t SeedsToRun() {
-  const char* tier = std::getenv("CAIRN_TIER");
-  const bool all = tier != nullptr && std::string(tier) == "all";
-  const uint64_t seeds = FromEnvironment("CAIRN_SIM_SEEDS", all ? 10'000 : 1000);
+  const uint64_t seeds = FromEnvironment("CAIRN_SIM_SEEDS", 1000);
   // Under a sanitizer a life takes ten times as long.
   return std::getenv("CAIRN_SANITIZED") == nullptr ? seeds : seeds / 10;
 }
@@ -46,6 +47,12 @@ RingSimOptions OptionsOf(uint64_t seed) {
   if (catalog < 2) options.catalog = catalog == 1;
   return options;
 }
+
+// Each of these lives once showed a mistake. The simulator has changed since, and their lives with it; they run
+// each time, whichever seeds have their turn.
+constexpr uint64_t kFailedOnce[] = {160,  168,  293,  321,  338,  436,  743,  803,  868,  873,
+                                    883,  899,  966,  1342, 1649, 1689, 2082, 2818, 3040, 3232,
+                                    3306, 4251, 5089, 5520, 8300, 8331, 8753, 9020, 9208, 9221};
 
 // A simulation in which nothing happens proves nothing: each of these must happen somewhere.
 constexpr const char* kMustHappen[] = {"converged",
@@ -102,10 +109,16 @@ void Replay(uint64_t seed) {
   EXPECT_EQ(result.failure, "");
 }
 
-// The lives of so many seeds, side by side.
+std::vector<uint64_t> SeedsFrom(uint64_t first, uint64_t count) {
+  std::vector<uint64_t> seeds(count);
+  std::iota(seeds.begin(), seeds.end(), first);
+  return seeds;
+}
+
+// The lives of some seeds, side by side.
 class ManyLives {
  public:
-  ManyLives(uint64_t first, uint64_t seeds) : seeds_(seeds), end_(first + seeds), next_(first) {}
+  explicit ManyLives(std::vector<uint64_t> seeds) : seeds_(std::move(seeds)) {}
 
   void Run() {
     std::vector<std::thread> threads;
@@ -122,8 +135,7 @@ class ManyLives {
     EXPECT_EQ(failures.size(), 0u);
   }
   void PrintCounts() const {
-    printf("%llu seeds, %lld events\n", static_cast<unsigned long long>(seeds_),
-           static_cast<long long>(events));
+    printf("%zu seeds, %lld events\n", seeds_.size(), static_cast<long long>(events));
     for (const auto& [what, count] : counts) {
       printf("  %-32s %lld\n", what.c_str(), static_cast<long long>(count));
     }
@@ -137,8 +149,9 @@ class ManyLives {
  private:
   void RunSome() {
     for (;;) {
-      const uint64_t seed = next_.fetch_add(1);
-      if (seed >= end_) return;
+      const size_t index = next_.fetch_add(1);
+      if (index >= seeds_.size()) return;
+      const uint64_t seed = seeds_[index];
       const SimulatorResult result = Simulate(OptionsOf(seed));
       MutexLock lock(&mu_);
       for (const auto& [what, count] : result.counts) counts[what] += count;
@@ -148,14 +161,14 @@ class ManyLives {
     }
   }
 
-  const uint64_t seeds_, end_;
-  std::atomic<uint64_t> next_;
+  const std::vector<uint64_t> seeds_;
+  std::atomic<size_t> next_ = 0;
   Mutex mu_;  // for the results, while lives run
 };
 
 TEST(RingSimulator, EveryPromiseHoldsForEverySeed) {
   if (const uint64_t seed = FromEnvironment("CAIRN_SIM_SEED", 0); seed != 0) return Replay(seed);
-  ManyLives lives(FromEnvironment("CAIRN_SIM_FIRST", 1), SeedsToRun());
+  ManyLives lives(SeedsFrom(FromEnvironment("CAIRN_SIM_FIRST", 1), SeedsToRun()));
   lives.Run();
   lives.ExpectNoFailure();
   lives.PrintCounts();
@@ -164,6 +177,13 @@ TEST(RingSimulator, EveryPromiseHoldsForEverySeed) {
   for (const char* what : kMustHappen) {
     EXPECT_GT(lives.counts[what], 0) << what << " never happened";
   }
+}
+
+TEST(RingSimulator, EveryPromiseHoldsForSeedsThatFailedOnce) {
+  if (FromEnvironment("CAIRN_SIM_SEED", 0) != 0) return;
+  ManyLives lives({std::begin(kFailedOnce), std::end(kFailedOnce)});
+  lives.Run();
+  lives.ExpectNoFailure();
 }
 
 // The first failure among some seeds of a world with a lie in it.
