@@ -178,7 +178,7 @@ def squeezed(text: str) -> str:
 
 
 def digest_of(mutant: Mutant, tests: TestSources) -> str:
-    """Of the mutant, of what stands around its text, and of the tests that must catch it."""
+    """A digest of the mutant, of the text around its place, and of the tests that must catch it."""
     try:
         path, begin, _ = find_place(ROOT, mutant)
         around = surroundings(path, begin)
@@ -216,10 +216,10 @@ class TestSources:
             self._tests += [(f"{suite}.{test}", path) for suite, test in found]
 
     def of(self, mutant: Mutant) -> list[str]:
-        """The texts of the sources that hold the mutant's tests; of none where a whole program must catch
-        it, because nothing tells which of its tests does."""
+        """The texts of the sources that hold the mutant's tests; none where a whole program must catch it,
+        because nothing says which of its tests does."""
         positive = mutant.filter.partition("-")[0]
-        # Of a parameterized test, "Prefix/Suite.Test/0", what stands in the source.
+        # The source of "Prefix/Suite.Test/0" says "Suite.Test".
         wanted = [PARAMETERS.sub("", one) for one in positive.split(":") if one]
         paths = {path for name, path in self._tests for one in wanted if fnmatch.fnmatch(name, one)}
         paths |= {ROOT / item.partition("::")[0] for item in mutant.pytest}

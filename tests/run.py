@@ -3,7 +3,7 @@
 
 The unit of counting is one test case: a gtest case, a pytest item, a check of hack/, a mutant. A program
 that dies counts as one failure, with its last output. Lanes of stages run side by side
-(driver/schedule.py); the end shows what each took, and leaves a table of it (driver/table.py).
+(driver/schedule.py); the end shows how long each took, and a table is left (driver/table.py).
 
     tests/run.py --tier ordinary      what any user can run (make test)
     tests/run.py --tier all           also root, cgroups, another uid, torch 2, lint, the demos, a soak of
@@ -137,7 +137,7 @@ def show_result(report: Report, left: list[str]) -> None:
 
 
 def show_debt(record: Ledger) -> None:
-    """What the ledger lacks: it is not due, or the run did not reach it."""
+    """Things that were not due, or that the run did not reach."""
     lacking = {kind: names for kind, names in record.lacking().items() if names}
     counts = ", ".join(f"{len(names)} of {kind}" for kind, names in lacking.items())
     say(f"not passed yet with today's sources: {counts or 'nothing'}")

@@ -1,4 +1,4 @@
-"""Which things have passed, with which inputs and in which run: what did not run is a debt.
+"""Which things have passed, with which inputs and in which run. A thing that did not run is a debt.
 
 The full tier does not repeat everything each time. A thing that it may leave out is named by its kind and a
 name: "asan:engine_test", "mutants:lease_ignored", "tidy:common/keys.cc", "seeds:ring_sim_test@2501",
@@ -6,15 +6,15 @@ name: "asan:engine_test", "mutants:lease_ignored", "tidy:common/keys.cc", "seeds
 
 A run takes the things of a kind in this order:
 
-    overdue   what missed two of its turns; if this run does not reach it either, the run is red
-    changed   whose inputs are not those with which it passed last; what failed
+    overdue   things that missed two of their turns; the run is red if it does not reach them either
+    changed   things whose inputs are not those with which they passed last, or that failed
     turn      from the rest a share, one in `stride`: the ones whose last pass is the longest ago
 
-So turns go by run, never by date. A new machine has no ledger: what its first run sees counts as unchanged,
-and the commit decides which things have their turn first.
+So turns go by run, never by date. A new machine has no ledger: all that its first run sees counts as
+unchanged, and the commit decides which things have their turn first.
 
 CAIRN_LEDGER says what a run takes: "turns", as above; "lacking", all that has not passed as it is (make
-record); without the variable everything (make asan). In each case what passes is written down.
+record); without the variable everything (make asan). In each case the ledger learns which things passed.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Ledger:
             state["things"][f"{kind}:{name}"] = dataclasses.asdict(row)
 
     def _update(self, state: dict, kind: str, digests: Mapping[str, str]) -> dict[str, Row]:
-        """The rows of a kind with the digests of now. What is gone loses its row."""
+        """The rows of a kind, with the digests of now. A thing that is gone loses its row."""
         known = [name for name in state["things"] if name.startswith(f"{kind}:")]
         for name in known:
             if name.partition(":")[2] not in digests:

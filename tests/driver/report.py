@@ -27,7 +27,7 @@ class Case:
 
 @dataclasses.dataclass
 class Time:
-    """What one program of a stage took, or the building of one."""
+    """How long one program of a stage took, or its build."""
 
     program: str
     wall_s: float
@@ -35,7 +35,7 @@ class Time:
 
 
 class Report:
-    """What has been counted so far, and what took how long. Thread-safe."""
+    """The cases counted so far, and how long programs took. Thread-safe."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -59,7 +59,7 @@ class Report:
 
 
 def write_report(report: Report, output: Path) -> None:
-    """What the process of a stage hands to the one that started it."""
+    """The process of a stage hands this file to the one that started it."""
     values = {
         "cases": [dataclasses.asdict(case) for case in report.cases],
         "times": [dataclasses.asdict(one) for one in report.times],

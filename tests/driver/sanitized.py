@@ -33,7 +33,7 @@ from driver.report import Report
 from driver.stages import Settings
 
 CONFIGURE_LIMIT_S, BUILD_LIMIT_S = 300, 3600
-# Of the time of a stage that has an end; the rest is for running what was built.
+# The share of the time of a stage that has an end; the rest is for running the programs.
 BUILD_SHARE = 0.6
 # A program whose sources did not change has its turn in one run of so many.
 SANITIZED_STRIDE = 3
@@ -61,8 +61,8 @@ def configured(kind: str, build: list[str], report: Report) -> bool:
 
 
 def build_some(prefix: str, build: list[str], names: list[str], report: Report) -> list[str]:
-    """Builds one program after the other and returns those that are built. What is not when most of the
-    stage's time is up is left."""
+    """Builds one program after the other and returns those that are built. It leaves the others when most of
+    the stage's time is up."""
     ends = time.monotonic() + BUILD_SHARE * seconds_left()
     built = []
     for name in names:
@@ -85,7 +85,7 @@ def build_some(prefix: str, build: list[str], names: list[str], report: Report) 
 
 
 def has_threads(program: Program) -> bool:
-    """What only one thread ever enters tells ThreadSanitizer nothing."""
+    """ThreadSanitizer finds nothing in a program with one thread."""
     return THREADS_LABEL in program.labels
 
 
@@ -101,7 +101,7 @@ def sanitizer_stage(
         folder = BUILD / name
         programs = {p.name: p for p in list_programs(folder) if p.is_unit_test()}
         ledger = Ledger()
-        if settings.pattern:  # what somebody asks for by name runs whatever its labels are
+        if settings.pattern:  # a program asked for by its name runs whatever its labels are
             names = [one for one in programs if re.search(settings.pattern, one)]
         else:
             chosen = [
