@@ -237,9 +237,17 @@ struct Status {
   int64_t only_here_count = 0;
 };
 
-using Body = std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, Standing, Unmap,
-                          OpenStored, Elsewhere, Latest, CheckpointInfo, ObjectInfo, Granted, List,
-                          PolicyPreview, Status>;
+// As Fact is, compiled in actions.cc.
+struct Body : std::variant<Ok, Hello, Attempt, Create, Commit, Chunk, Open, Standing, Unmap,
+                           OpenStored, Elsewhere, Latest, CheckpointInfo, ObjectInfo, Granted, List,
+                           PolicyPreview, Status> {
+  using variant::variant;
+  Body(const Body&);
+  Body(Body&&) noexcept;
+  Body& operator=(const Body&);
+  Body& operator=(Body&&) noexcept;
+  ~Body();
+};
 
 }  // namespace reply
 
@@ -438,14 +446,22 @@ struct Log {
 
 }  // namespace action
 
-using Action =
-    std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
-                 action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
-                 action::Store, action::WriteLineRecord, action::Reinstate, action::DeleteFiles,
-                 action::ScanJob, action::ReadTables, action::ReadLineNumbers, action::Tell,
-                 action::BecomeLife, action::Fetch, action::FetchFrom, action::CancelFetch,
-                 action::RevokeGrant, action::Record, action::WakeAt, action::EndSession,
-                 action::Discard, action::Drained, action::Log>;
+// As Fact is, compiled in actions.cc.
+struct Action
+    : std::variant<action::Reply, action::MakeSlab, action::HurrySlab, action::DestroySlab,
+                   action::ProbeSlab, action::WriteManifest, action::Verify, action::Persist,
+                   action::Store, action::WriteLineRecord, action::Reinstate, action::DeleteFiles,
+                   action::ScanJob, action::ReadTables, action::ReadLineNumbers, action::Tell,
+                   action::BecomeLife, action::Fetch, action::FetchFrom, action::CancelFetch,
+                   action::RevokeGrant, action::Record, action::WakeAt, action::EndSession,
+                   action::Discard, action::Drained, action::Log> {
+  using variant::variant;
+  Action(const Action&);
+  Action(Action&&) noexcept;
+  Action& operator=(const Action&);
+  Action& operator=(Action&&) noexcept;
+  ~Action();
+};
 
 // What one Apply decided.
 struct Outcome {

@@ -514,18 +514,28 @@ struct JournalFull {
 
 }  // namespace event
 
-using Event = std::variant<
-    event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom, event::Use,
-    event::Create, event::SealObjects, event::Commit, event::Abort, event::Store,
-    event::LocateChunk, event::Open, event::Release, event::Renew, event::MapStanding,
-    event::AwaitUnmap, event::LendFailed, event::Latest, event::StatCheckpoint, event::StatObject,
-    event::List, event::Wait, event::PersistNow, event::Leave, event::Remove, event::Pin,
-    event::PreviewPolicy, event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
-    event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
-    event::Persisted, event::Stored, event::LineRecordWritten, event::FilesDeleted,
-    event::JobScanned, event::TablesRead, event::LineNumbersRead, event::Exchanged, event::PeerSaid,
-    event::LifeMet, event::SeatChanged, event::Fenced, event::GrantAsked, event::GrantEnded,
-    event::FetchAdvanced, event::Fetched, event::StorageSeen, event::CallerLeft, event::Tick,
-    event::Drain, event::JournalFull>;
+// As Fact is, compiled in events.cc.
+struct Event
+    : std::variant<event::Hello, event::SessionEnded, event::ChooseAttempt, event::ResumeFrom,
+                   event::Use, event::Create, event::SealObjects, event::Commit, event::Abort,
+                   event::Store, event::LocateChunk, event::Open, event::Release, event::Renew,
+                   event::MapStanding, event::AwaitUnmap, event::LendFailed, event::Latest,
+                   event::StatCheckpoint, event::StatObject, event::List, event::Wait,
+                   event::PersistNow, event::Leave, event::Remove, event::Pin, event::PreviewPolicy,
+                   event::SetPolicy, event::Status, event::SlabMade, event::SlabDestroyed,
+                   event::SlabProbed, event::ManifestWritten, event::ChunkWritten, event::Verified,
+                   event::Persisted, event::Stored, event::LineRecordWritten, event::FilesDeleted,
+                   event::JobScanned, event::TablesRead, event::LineNumbersRead, event::Exchanged,
+                   event::PeerSaid, event::LifeMet, event::SeatChanged, event::Fenced,
+                   event::GrantAsked, event::GrantEnded, event::FetchAdvanced, event::Fetched,
+                   event::StorageSeen, event::CallerLeft, event::Tick, event::Drain,
+                   event::JournalFull> {
+  using variant::variant;
+  Event(const Event&);
+  Event(Event&&) noexcept;
+  Event& operator=(const Event&);
+  Event& operator=(Event&&) noexcept;
+  ~Event();
+};
 
 }  // namespace cairn::engine

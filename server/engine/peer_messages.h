@@ -165,8 +165,16 @@ struct RecordHeld {
   uint64_t number = 0;
 };
 
-using Message = std::variant<WantList, HaveList, ReleaseList, Report, ReportWanted, VerdictSaid,
-                             VerdictWanted, PlacesWanted, PlacesSaid, Record, RecordHeld>;
+// As Fact is, compiled in peer_messages.cc.
+struct Message : std::variant<WantList, HaveList, ReleaseList, Report, ReportWanted, VerdictSaid,
+                              VerdictWanted, PlacesWanted, PlacesSaid, Record, RecordHeld> {
+  using variant::variant;
+  Message(const Message&);
+  Message(Message&&) noexcept;
+  Message& operator=(const Message&);
+  Message& operator=(Message&&) noexcept;
+  ~Message();
+};
 
 // --- reading a part: a question that has an answer
 

@@ -352,6 +352,13 @@ StatusOr<Fact> DecodeAny(uint8_t number, uint8_t version, absl::string_view fiel
 
 }  // namespace
 
+static_assert(std::is_nothrow_move_constructible_v<Fact::variant>);
+Fact::Fact(const Fact&) = default;
+Fact::Fact(Fact&&) noexcept = default;
+Fact& Fact::operator=(const Fact&) = default;
+Fact& Fact::operator=(Fact&&) noexcept = default;
+Fact::~Fact() = default;
+
 const FactKind& KindOf(const Fact& fact) {
   return std::visit(
       [](const auto& f) -> const FactKind& { return kKind<std::decay_t<decltype(f)>>; }, fact);

@@ -304,14 +304,23 @@ struct RingSeat {
 
 }  // namespace fact
 
-using Fact =
-    std::variant<fact::DaemonLife, fact::Job, fact::AttemptBegun, fact::WriterProcess,
-                 fact::StepWorld, fact::LineDecided, fact::Slab, fact::SlabGone, fact::SessionBegun,
-                 fact::SessionEnded, fact::Lent, fact::Unlent, fact::ObjectCreated,
-                 fact::ObjectSealed, fact::ObjectDropped, fact::PartCommitted, fact::PartDropped,
-                 fact::PartLeftSlab, fact::Persisted, fact::FilesDeleted, fact::StepRemoved,
-                 fact::Pinned, fact::PersistAsked, fact::StorageRoot, fact::JobForgotten,
-                 fact::MemberLife, fact::StepSafe, fact::FetchBegun, fact::RingSeat, fact::Leaving>;
+// A type of its own, whose copies and moves are compiled once, in facts.cc.
+struct Fact
+    : std::variant<fact::DaemonLife, fact::Job, fact::AttemptBegun, fact::WriterProcess,
+                   fact::StepWorld, fact::LineDecided, fact::Slab, fact::SlabGone,
+                   fact::SessionBegun, fact::SessionEnded, fact::Lent, fact::Unlent,
+                   fact::ObjectCreated, fact::ObjectSealed, fact::ObjectDropped,
+                   fact::PartCommitted, fact::PartDropped, fact::PartLeftSlab, fact::Persisted,
+                   fact::FilesDeleted, fact::StepRemoved, fact::Pinned, fact::PersistAsked,
+                   fact::StorageRoot, fact::JobForgotten, fact::MemberLife, fact::StepSafe,
+                   fact::FetchBegun, fact::RingSeat, fact::Leaving> {
+  using variant::variant;
+  Fact(const Fact&);
+  Fact(Fact&&) noexcept;
+  Fact& operator=(const Fact&);
+  Fact& operator=(Fact&&) noexcept;
+  ~Fact();
+};
 
 // What stands in front of a fact's fields.
 struct FactKind {

@@ -122,7 +122,7 @@ TEST(Facts, OfEveryKindSurviveTheJournal) {
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     EXPECT_TRUE(*decoded == fact) << "kind " << fact.index();
   }
-  EXPECT_EQ(kinds.size(), std::variant_size_v<Fact>) << "a kind of fact has no case here";
+  EXPECT_EQ(kinds.size(), std::variant_size_v<Fact::variant>) << "a kind of fact has no case here";
 }
 
 TEST(Facts, KeepTheNumbersTheyWereGiven) {

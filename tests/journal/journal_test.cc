@@ -159,7 +159,7 @@ TEST_F(JournalTest, SnapshotAndTailOfEachKindAreWhatTheirGoldenFilesSay) {
     facts.push_back(**fact);
   };
   std::apply([&](const auto&... kind) { (add(kind), ...); }, kFactKinds);
-  ASSERT_EQ(facts.size(), std::variant_size_v<Fact>);
+  ASSERT_EQ(facts.size(), std::variant_size_v<Fact::variant>);
   const absl::Span<const Fact> all(facts);
   ASSERT_EQ(journal_->Switch(all.subspan(0, 8)), absl::OkStatus());
   ASSERT_EQ(journal_->Append(all.subspan(8, all.size() - 9)), absl::OkStatus());
