@@ -23,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 from driver import disk, ledger, pytests, sanitized, stages
+from driver.flaky import Excuses, excuse
 from driver.ledger import Ledger
 from driver.process import LOWEST_PRIORITY, say
 from driver.report import Report, fail_unexpected_skips, shown
@@ -174,13 +175,18 @@ def main() -> int:
     if whole:
         for name in record.overdue(schedule.left):
             report.add_one(name, "it has missed its turns, and this run did not reach it either")
+    excuses = Excuses()
     if in_turns:
         fail_unexpected_skips(report)
+        excuses = excuse(report)
     show_result(report, schedule.left)
     if whole:
         show_debt(record)
     schedule.show_times()
-    say(f"each program: {write_table(schedule, report, arguments.tier, record)}")
+    table = write_table(schedule, report, record, excuses, arguments.tier, in_turns)
+    say(f"each program: {table}")
+    for name in excuses.cases:
+        say(f"flaky: {name} failed, then passed each time under load")
     failed = len(report.of("failed"))
     say(f"{len(report.of('passed'))} passed, {failed} failed, {len(report.of('skipped'))} skipped")
     return 1 if failed else 0

@@ -4,9 +4,11 @@ It is build/test-results/run.json, and a copy in the user's cache folder, so tha
 measurements:
 
     commit, when, tier, minutes, processors, counts of cases
+    whole      a full tier of all stages
     stages     stage, began_s, wall_s, processor_s
     programs   stage, program, wall_s, processor_s
     failed     case names
+    excused, quarantined   case names (flaky.py)
     left       what the run's time did not reach
     lacking    kind → how many things have not passed as they are (ledger.py)
 """
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 
 from driver import cache
+from driver.flaky import Excuses
 from driver.ledger import Ledger, head
 from driver.report import RESULTS, Report
 from driver.schedule import Schedule
@@ -26,12 +29,15 @@ from driver.schedule import Schedule
 KEPT = 40  # runs, in the cache folder
 
 
-def write_table(schedule: Schedule, report: Report, tier: str, ledger: Ledger) -> Path:
+def write_table(
+    schedule: Schedule, report: Report, ledger: Ledger, excuses: Excuses, tier: str, whole: bool
+) -> Path:
     times = sorted(schedule.times, key=lambda one: one.began_s)
     values = {
         "commit": head(),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "tier": tier,
+        "whole": whole,
         "minutes": round(schedule.seconds() / 60, 1),
         "processors": os.cpu_count(),
         "counts": {what: len(report.of(what)) for what in ("passed", "failed", "skipped")},
@@ -48,6 +54,8 @@ def write_table(schedule: Schedule, report: Report, tier: str, ledger: Ledger) -
             {"stage": one.stage, **vars(program)} for one in times for program in one.programs
         ],
         "failed": [case.name for case in report.of("failed")],
+        "excused": excuses.cases,
+        "quarantined": excuses.quarantined,
         "left": schedule.left,
         "lacking": {kind: len(names) for kind, names in ledger.lacking().items()},
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from driver import schedule, table
+from driver.flaky import Excuses
 from driver.ledger import Ledger
 from driver.report import Report
 from driver.schedule import Lane, Schedule, Stage
@@ -64,12 +65,13 @@ def test_the_lanes_run_side_by_side_at_ordinary_priority(tmp_path: Path) -> None
 def test_a_run_leaves_a_table_of_stages_and_programs(tmp_path: Path) -> None:
     ran, report = run_two_lanes(tmp_path)
     ran.left.append("asan:engine_test")
-    table.write_table(ran, report, "all", Ledger())
+    table.write_table(ran, report, Ledger(), Excuses(["one"]), "all", whole=True)
     written = json.loads((tmp_path / "results" / "run.json").read_text())
     assert sorted(row["stage"] for row in written["stages"]) == ["behind", "front"]
     row = {"stage": "front", "program": "front", "wall_s": 1.0, "processor_s": 0.5}
     assert row in written["programs"]
     assert written["counts"] == {"passed": 2, "failed": 0, "skipped": 0}
+    assert written["excused"] == ["one"]
     assert written["left"] == ["asan:engine_test"]
     (kept,) = (tmp_path / "cache" / "cairn" / "runs").iterdir()
     assert json.loads(kept.read_text()) == written
