@@ -7,17 +7,24 @@ that name it, or a helper beside them that does.
 `root` needs uid 0, `full` needs minutes or gigabytes, `torch2` needs PyTorch 2. In the ordinary tier the
 first two skip; in the full tier nothing skips for want of a capability: the test runs, and fails if it
 must. tests/run.py sets CAIRN_TIER; without it the tier is the ordinary one.
+
+`machine` needs the machine for itself (a limit of the whole user, gigabytes): of such tests one runs at a
+time, whatever other processes run tests. The others may run beside it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+MACHINE = "needs the machine for itself: one of these runs at a time"
 LATER = "what is not there yet; no tier runs it (docs/bugs.md lists it)"
 MARKERS = {
     "root": "needs uid 0: make test TIER=all",
@@ -30,6 +37,28 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, text in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
     config.addinivalue_line("markers", f"later: {LATER}")
+    config.addinivalue_line("markers", f"machine: {MACHINE}")
+
+
+@contextmanager
+def whole_machine() -> Iterator[None]:
+    """Not below TMPDIR, which a run of the tests has for itself."""
+    path = os.environ.get("CAIRN_MACHINE_LOCK") or f"/tmp/cairn-machine-{os.getuid()}.lock"
+    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if item.get_closest_marker("machine"):
+        with whole_machine():
+            yield
+    else:
+        yield
 
 
 def torch_major() -> int:

@@ -104,7 +104,8 @@ def registration() -> None:
 def restart() -> None:
     """A daemon with 4 GiB registered is killed: until the next one answers, and has registered them."""
     sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "hack" / "cluster")]
-    from cairn_daemon import Node, until
+    from cairn_daemon import Node
+    from patience import until
 
     def registered() -> int:
         Path("/proc/sys/vm/stat_refresh").write_text("1")

@@ -21,7 +21,7 @@ import cairn  # before cairn_raw, whose generated types lie in a folder of that 
 import numpy
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tests/faults", "hack/cluster", "tests/cluster"):
+for folder in ("tests", "tests/faults", "hack/cluster", "tests/cluster"):
     sys.path.insert(0, str(ROOT / folder))
 from cairn_raw import CairnError, Raw  # noqa: E402
 from network import Network, unavailable  # noqa: E402

@@ -29,7 +29,8 @@ import cairn  # before cairn_raw, whose generated types lie in a folder of that 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
 from bench_row import row  # noqa: E402
-from cairn_daemon import GIB, KIB, MIB, Node, node, until  # noqa: E402
+from cairn_daemon import GIB, KIB, MIB, Node, node  # noqa: E402
+from patience import until  # noqa: E402
 
 ROWS = ("sessions", "neighbour/save", "neighbour/load")
 FIRST_UID = 40_000  # uids that no user of this machine has

@@ -27,10 +27,19 @@ from pathlib import Path
 from typing import Any
 
 import members
-from cairn_daemon import MIB, Node, T, binary, children
-from cairn_daemon import until as until_soon
-from cairn_raw import UNAVAILABLE, CairnError, Raw, TTransportException, attempt_number, pattern
+from cairn_daemon import MIB, Node, binary, children
+from cairn_raw import (
+    PATIENCE_MS,
+    UNAVAILABLE,
+    CairnError,
+    Raw,
+    TTransportException,
+    attempt_number,
+    pattern,
+)
 from network import Network
+from patience import T, patient
+from patience import until as until_soon
 from stopped import go_on, stop
 
 CONTROL_PORT, DATA_PORT = members.CONTROL_PORT, members.CONTROL_PORT + 1
@@ -115,7 +124,7 @@ class Member(Node):
             env=members.without_cairn(),
             capture_output=True,
             text=True,
-            timeout=limit_s,
+            timeout=patient(limit_s),
             stdin=subprocess.DEVNULL,
         )
 
@@ -131,7 +140,9 @@ class Member(Node):
         return session
 
     def wait_replicated(self, job: str, step: int, limit_s: float = PATIENCE_S) -> None:
-        self.cairn(f"wait {job}/{step} --level replicated --timeout {limit_s:g}", limit_s=limit_s)
+        self.cairn(
+            f"wait {job}/{step} --level replicated --timeout {patient(limit_s):g}", limit_s=limit_s
+        )
 
     def replicated(self, job: str, step: int) -> bool:
         """Whether it is acknowledged as REPLICATED now."""
@@ -169,7 +180,9 @@ class Member(Node):
             with self.session(job) as reader:
                 for writer in range(writers):
                     for name in names(writer):
-                        data = reader.load(step, name, attempt=attempt, timeout_ms=30_000)
+                        data = reader.load(
+                            step, name, attempt=attempt, timeout_ms=int(patient(30_000))
+                        )
                         right = content(job, step, name, part_bytes)
                         assert data == right, f"promise 2: {job}/{step}/{name} has other bytes"
         except (CairnError, TTransportException, EOFError, OSError) as error:
@@ -178,7 +191,12 @@ class Member(Node):
         return True
 
     def save(
-        self, session: Raw, step: int, *, part_bytes: int = PART_BYTES, timeout_ms: int = 10_000
+        self,
+        session: Raw,
+        step: int,
+        *,
+        part_bytes: int = PART_BYTES,
+        timeout_ms: int = PATIENCE_MS,
     ) -> float:
         """A whole part of the session's writer; how many seconds that took."""
         objects = {

@@ -12,6 +12,7 @@ from pathlib import Path
 import mariadb
 import pytest
 from cairn_raw import ROOT
+from patience import patient
 from ring import until
 
 SCRIPT = ROOT / "hack" / "cluster.sh"
@@ -29,7 +30,7 @@ def test_a_command_runs_beside_the_ring_and_its_status_is_the_end(tmp_path: Path
         [SCRIPT, "2", "--no-storage", "--budget", "64MiB", "--", "sh", "-c", command, str(data)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     assert done.returncode == 7, done.stderr
     folder = Path(done.stdout.splitlines()[0])
@@ -53,7 +54,7 @@ def test_with_mysql_all_nodes_write_one_catalog(tmp_path: Path) -> None:
         + ["--", "sh", "-c", command, str(data)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["run\t1", "2"], "two nodes hold the step"
@@ -103,7 +104,7 @@ def test_it_stays_until_it_is_interrupted_and_leaves_nothing_but_shared_storage(
                 break
         assert len(sockets) == 2 and all(socket.is_socket() for socket in sockets)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(patient(60)) == 0
     until("the folder has gone", lambda: not sockets[0].parent.parent.exists())
     assert (shared / ".cairn-root").exists()
 

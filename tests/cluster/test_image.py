@@ -23,6 +23,7 @@ from cairn_daemon import binary, children
 from cairn_raw import ROOT
 from mariadb import MariaDb
 from mariadb import unavailable as no_database
+from patience import patient
 from ring import MIB, Member, Ring, attempt_number, ring, until
 
 pytestmark = pytest.mark.full
@@ -159,7 +160,7 @@ def inside(member: Member, command: list[str]) -> subprocess.CompletedProcess[st
     user = ["--user", "--preserve-credentials"] if os.geteuid() else [f"--setuid={UID}"]
     enter = ["nsenter", f"--target={pid}", *user, "--mount", "--pid", "--net", "--ipc", "--root"]
     return subprocess.run(
-        [*enter, *command], env={}, capture_output=True, text=True, timeout=30, check=False
+        [*enter, *command], env={}, capture_output=True, text=True, timeout=patient(30), check=False
     )
 
 

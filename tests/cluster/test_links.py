@@ -3,11 +3,10 @@ flip)."""
 
 from __future__ import annotations
 
-import statistics
 import threading
-import time
 
 import pytest
+from patience import patient
 from ring import DATA_PORT, MIB, Ring, attempt_number, ring, until
 
 pytestmark = pytest.mark.full
@@ -15,21 +14,15 @@ pytestmark = pytest.mark.full
 JOB = "run"
 LARGE = 16 * MIB
 SAVES = 7
-# How much longer than undisturbed a save may take beside a peer that fails, and never to be told apart below.
-SLOWER, FLOOR_S = 3.0, 0.3
 
 
 def large_ring(budget: int = 256 * MIB, **options):
     return ring(2, budget=budget, **options)
 
 
-def save_some(r: Ring, writer, first: int) -> float:
-    """The median second of a few saves."""
-    times = [
-        r[0].save(writer, step, part_bytes=LARGE, timeout_ms=10_000)
-        for step in range(first, first + SAVES)
-    ]
-    return statistics.median(times)
+def save_some(r: Ring, writer, first: int) -> None:
+    for step in range(first, first + SAVES):
+        r[0].save(writer, step, part_bytes=LARGE)
 
 
 def begin_slow_transfer(r: Ring, writer, step: int) -> None:
@@ -47,9 +40,9 @@ def begin_slow_transfer(r: Ring, writer, step: int) -> None:
 @pytest.mark.parametrize("fault", ["killed", "stopped", "half-open"])
 def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault: str) -> None:
     """R16. Half-open: what goes either way is dropped, and no connection is closed."""
-    with large_ring() as r:
+    with large_ring(lost_after_s=int(patient(60))) as r:
         writer = r[0].writer(JOB, attempt_number())
-        undisturbed = save_some(r, writer, 1)
+        save_some(r, writer, 1)
         step = 1 + SAVES
         begin_slow_transfer(r, writer, step)
         if fault == "killed":
@@ -59,8 +52,8 @@ def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault
         else:
             r.cut(0, 1)
         r.rate(0, 0)
-        disturbed = save_some(r, writer, step + 1)
-        assert disturbed < max(FLOOR_S, SLOWER * undisturbed), f"{undisturbed} s → {disturbed} s"
+        save_some(r, writer, step + 1)
+        assert r[0].states()[1] != "lost", "the saves waited until the peer was lost"
         last = step + SAVES
         for now in (step, last):
             assert not r[0].replicated(JOB, now), "promise 1: acknowledged by nobody"
@@ -72,6 +65,10 @@ def test_a_peer_that_fails_in_a_transfer_delays_no_save_and_is_not_counted(fault
         r[0].wait_replicated(JOB, last, 90)
         r[0].kill()
         until("node 1 has it", lambda: r[1].loads(JOB, last, part_bytes=LARGE), 60)
+
+
+def counter(r: Ring, name: str) -> int:
+    return int(r[1].json("status")["counters"].get(name, 0))
 
 
 def done(r: Ring) -> int:
@@ -124,17 +121,11 @@ def test_a_cut_transfer_goes_on_where_it_was() -> None:
         r.rate(0, 40)  # 5 MB/s
         r[0].save(writer, 1, part_bytes=4 * LARGE)
         until("60 % are there", lambda: done(r) >= 0.6 * 4 * LARGE, 60)
-        before = done(r)
         r.cut(0, 1, port=DATA_PORT)
-        time_to_notice = time.monotonic() + 5
-        while time.monotonic() < time_to_notice and done(r) >= before:
-            time.sleep(0.1)
+        until("a read has failed", lambda: counter(r, "failed_fetch_reads") > 0)
         r.heal()
-        begin = time.monotonic()
         r[0].wait_replicated(JOB, 1, 60)
-        # At 5 MB/s: the rest and 8 MiB more, with room for what the protocol and a busy machine take.
-        rest_s = (4 * LARGE - before + 8 * MIB) / 5e6
-        assert time.monotonic() - begin < 2 * rest_s + 10
+        assert counter(r, "bytes_read_over_tcp") <= 4 * LARGE + 8 * MIB + 1000
 
 
 @pytest.mark.parametrize("one_way", [False, True], ids=["both-ways", "one-way"])
@@ -217,7 +208,7 @@ def test_a_link_that_spoils_everything_makes_nothing_replicated() -> None:
         saver = threading.Thread(target=save_some, args=(r, writer, 2))
         saver.start()
         until("packets were spoiled", lambda: r.network.counted(1, "spoiled") > 20, 60)
-        saver.join(120)
+        saver.join(patient(120))
         assert not r[0].replicated(JOB, 1 + SAVES), "promise 2"
         r.heal()
         r[0].wait_replicated(JOB, 1 + SAVES, 90)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import network
 import pytest
-from cairn_daemon import until
 from network import Network
+from patience import until
 from tap import Tap
 
 BYTES = 4 << 20
@@ -33,7 +33,7 @@ with socket.create_server(('', {PORT})) as server:
 READER = """
 import socket, sys
 try:
-    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1) as connection:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as connection:
         got = bytearray()
         while piece := connection.recv(1 << 20):
             got += piece

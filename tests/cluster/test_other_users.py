@@ -15,6 +15,7 @@ from typing import Any
 import members
 import pytest
 from cairn_raw import RESOURCE_EXHAUSTED
+from patience import patient
 from ring import MIB, Ring, ring, until
 
 pytestmark = [
@@ -73,7 +74,7 @@ def run_as(uid: int, script: str, *, limit_s: float = 120, **values: Any) -> str
         env=members.without_cairn(),
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=patient(limit_s),
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

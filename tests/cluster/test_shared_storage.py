@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cairn_raw import PERSISTED
+from patience import patient
 from ring import MIB, Ring, attempt_number, content, names, ring
 
 pytestmark = pytest.mark.full
@@ -80,8 +81,8 @@ for rank in range(2):
             subprocess.Popen([PYTHON, "-c", program, str(rank), r[rank].socket, str(attempt)])
             for rank in range(2)
         ]
-        assert [process.wait(120) for process in running] == [0, 0]
-        subprocess.run([PYTHON, "-c", check, str(files(r, 1))], check=True, timeout=60)
+        assert [process.wait(patient(120)) for process in running] == [0, 0]
+        subprocess.run([PYTHON, "-c", check, str(files(r, 1))], check=True, timeout=patient(60))
 
 
 def test_a_lost_nodes_part_is_written_by_the_one_that_has_its_replica() -> None:

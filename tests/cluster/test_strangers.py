@@ -21,6 +21,7 @@ import members
 import pytest
 from cairn_daemon import Node, exit_status
 from cairn_raw import ROOT
+from patience import patient
 from ring import CONTROL_PORT, DATA_PORT, SOON_S, Ring, attempt_number, content, names, ring, until
 from tap import Tap
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
@@ -60,7 +61,7 @@ class Stranger:
         self.sender = wire.Sender(CLUSTER, wire.Member(rank, incarnation, instance))
         transport = TSocket()
         transport.setHandle(r.network.connect(host, r.network.addresses[to], CONTROL_PORT))
-        transport.setTimeout(SOON_S * 1000)
+        transport.setTimeout(patient(SOON_S) * 1000)
         self.client = wire.Peer.Client(TBinaryProtocol(TFramedTransport(transport)))
 
     def greet(self, **other: Any) -> Any:
@@ -210,12 +211,13 @@ def test_a_second_daemon_of_a_rank_on_another_host_harms_nobody() -> None:
         )
         try:
             mistyped.start(wait=False)
-            time_is_up = time.monotonic() + 5
-            while time.monotonic() < time_is_up:
+
+            def has_ended() -> bool:
                 assert r[0].states().get(1) == "up"
-                if mistyped.process is None or mistyped.process.poll() is not None:
-                    break
-                time.sleep(0.2)
+                return mistyped.process is not None and mistyped.process.poll() is not None
+
+            until("it refuses to start", has_ended)
+            assert r[0].states().get(1) == "up"
         finally:
             mistyped.kill_all()
 

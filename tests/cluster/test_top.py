@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import shlex
 import signal
 import subprocess
-import time
+from pathlib import Path
 from typing import Any
 
 import members
 import pytest
 from cairn_command import open_to_signals
 from cairn_daemon import binary
+from patience import patient
 from ring import MIB, Member, attempt_number, ring, until
 
 pytestmark = pytest.mark.full
 JOB = "run"
 LARGE = 24 * MIB
-LINK_MBIT = 64  # 8 MB a second: a large part is on its way for three seconds
+LINK_MBIT = 8  # 1 MB a second: a large part is on its way until the link is fast again
 
 
 def frame(member: Member) -> dict[str, Any]:
@@ -28,39 +30,59 @@ def frame(member: Member) -> dict[str, Any]:
     return answer
 
 
+def pages_of(output: Path) -> list[Any]:
+    """The whole pages that are there."""
+    shown = output.read_text().lstrip()
+    pages = []
+    with contextlib.suppress(json.JSONDecodeError):
+        while shown:
+            page, end = json.JSONDecoder().raw_decode(shown)
+            pages.append(page)
+            shown = shown[end:].lstrip()
+    return pages
+
+
+def fetches_of(pages: list[Any]) -> list[Any]:
+    return [fetch for page in pages for fetch in page["ring"]["fetches"]]
+
+
 def test_it_shows_what_is_under_way_and_then_that_all_is_safe() -> None:
     with ring(3, budget=128 * MIB) as r:
         r.rate(0, LINK_MBIT)
         writer = r[0].writer(JOB, attempt_number())
-        watching = subprocess.Popen(
-            [binary("cairn"), f"--socket={r[1].socket}", "top", "--interval=200ms", "-o", "json"],
-            env=members.without_cairn(),
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=open_to_signals,
-        )
+        output = r.folder / "top"
+        with output.open("wb") as out:
+            watching = subprocess.Popen(
+                [
+                    *(binary("cairn"), f"--socket={r[1].socket}"),
+                    *("top", "--interval=200ms", "-o", "json"),
+                ],
+                env=members.without_cairn(),
+                stdout=out,
+                preexec_fn=open_to_signals,
+            )
         try:
+            until("it has begun", lambda: pages_of(output))
             r[0].save(writer, 1, part_bytes=LARGE)
             assert frame(r[0])["jobs"][0]["ring"]["replicas"] == 0
+
+            def shows_rates() -> bool:
+                pages = pages_of(output)
+                rates = [fetch["bytes_per_second"] for fetch in fetches_of(pages)]
+                return any(rates) and any(page["bytes_per_second_over_tcp"] for page in pages)
+
+            until("it shows how fast the part comes", shows_rates)
+            r.rate(0, 0)
             r[0].wait_replicated(JOB, 1)
-            time.sleep(1)
+            until("it shows that nothing comes", lambda: not fetches_of(pages_of(output)[-1:]))
         finally:
             watching.send_signal(signal.SIGINT)
-            shown, _ = watching.communicate(timeout=30)
-        assert watching.returncode == -signal.SIGINT
-        pages = []
-        decoder = json.JSONDecoder()
-        while shown.strip():
-            page, end = decoder.raw_decode(shown.lstrip())
-            pages.append(page)
-            shown = shown.lstrip()[end:]
-        fetches = [fetch for page in pages for fetch in page["ring"]["fetches"]]
+            code = watching.wait(patient(30))
+        assert code == -signal.SIGINT
+        pages = pages_of(output)
+        fetches = fetches_of(pages)
         assert {(f["job"], f["step"], tuple(f["sources"])) for f in fetches} == {(JOB, 1, (0,))}
-        rates = [fetch["bytes_per_second"] for fetch in fetches if fetch["bytes_per_second"]]
-        # A page comes when it comes: only the order of size is certain.
-        assert rates and 1e6 < sum(rates) / len(rates) < 3e7, rates
-        totals = [page["bytes_per_second_over_tcp"] for page in pages]
-        assert totals[0] is None and max(rate or 0 for rate in totals) > 1e6
+        assert pages[0]["bytes_per_second_over_tcp"] is None
         held = {m["rank"]: m["held_for_us_bytes"] for m in frame(r[0])["ring"]["members"]}
         assert held[1] >= LARGE and held[2] == 0
         assert frame(r[0])["jobs"][0]["ring"]["replicas"] == 1
@@ -89,7 +111,7 @@ def test_on_a_terminal_it_fits_and_ends_with_ctrl_c(columns: int, rows: int) -> 
             while shown.count(b"\x1b[H\x1b[2J") < 3:
                 shown += os.read(ours, 65536)
             top.send_signal(signal.SIGINT)
-            assert top.wait(10) == -signal.SIGINT
+            assert top.wait(patient(10)) == -signal.SIGINT
         finally:
             os.close(ours)
             os.close(its)
@@ -111,7 +133,7 @@ def test_it_ends_when_its_reader_leaves() -> None:
             ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=patient(30),
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from cairn_daemon import Node, binary
+from patience import patient
 
 
 def open_to_signals() -> None:
@@ -34,7 +35,7 @@ class Cairn:
             [binary("cairn"), *map(str, arguments)],
             env=self.environment,
             capture_output=True,
-            timeout=60,
+            timeout=patient(60),
             stdin=subprocess.DEVNULL,
         )
         assert result.returncode == code, (
@@ -71,7 +72,7 @@ def on_terminal(cairn: Cairn, *arguments: object, answer: str = "") -> tuple[int
     os.close(terminal)
     os.write(controller, answer.encode())
     shown = b""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while time.monotonic() < deadline:
         if not select.select([controller], [], [], 1)[0]:
             if process.poll() is not None:
@@ -85,4 +86,4 @@ def on_terminal(cairn: Cairn, *arguments: object, answer: str = "") -> tuple[int
             break
         shown += piece
     os.close(controller)
-    return process.wait(20), shown.decode(errors="replace")
+    return process.wait(patient(20)), shown.decode(errors="replace")

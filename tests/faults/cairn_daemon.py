@@ -8,16 +8,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cairn_raw import ROOT, CairnError, Raw, TTransportException
+from patience import patient, until
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-T = TypeVar("T")
 
 
 def binary(name: str) -> Path:
@@ -26,17 +25,6 @@ def binary(name: str) -> Path:
     path = folder / name
     assert path.exists(), f"{path} was not built"
     return path
-
-
-def until(what: str, condition: Callable[[], T], limit_s: float = 20) -> T:
-    """The condition's first true value. The pause is a poll; only the limit decides."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(0.01)
 
 
 def all_failpoints() -> list[str]:
@@ -49,9 +37,9 @@ def all_failpoints() -> list[str]:
 
 def exit_status(process: subprocess.Popen[bytes], limit_s: float = 20) -> int:
     try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        raise AssertionError(f"pid {process.pid} still runs after {limit_s:.0f} s") from None
+        return process.wait(patient(limit_s))
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"pid {process.pid} still runs after {error.timeout:.0f} s") from None
 
 
 class Node:
@@ -113,7 +101,7 @@ class Node:
             assert self.process is not None
             assert self.process.poll() is None, f"cairnd ended: {self.tail()}"
             try:
-                with Raw(self.socket, attach=False, timeout_s=5) as session:
+                with Raw(self.socket, attach=False, timeout_s=patient(5)) as session:
                     session.do("ping")
                 return True
             except (CairnError, TTransportException, OSError, EOFError):

@@ -23,9 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from patience import patient
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 4 << 20
 NO_STEP = -1
+PATIENCE_MS = int(patient(10_000))  # how long a call may take
 
 INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 3, 4, 5, 6
 PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 7, 8, 9
@@ -112,7 +115,7 @@ class Raw:
         attach: bool = True,
         protocol: int = 1,
         policy: Any = None,
-        timeout_s: float = 30,
+        timeout_s: float = patient(30),
         fence: bool = True,  # its attempt waits for nobody of an older one
     ) -> None:
         self.job, self.attempt, self.writer, self.world_size = job, attempt, writer, world_size
@@ -222,7 +225,7 @@ class Raw:
         objects: dict[str, int],
         *,
         revision: int = 0,
-        timeout_ms: int = 10_000,
+        timeout_ms: int = PATIENCE_MS,
         call: int | None = None,
         can_pad: bool = False,
         to_come: tuple[int, int, int] | None = None,  # objects, bytes, bytes of names
@@ -361,7 +364,7 @@ class Raw:
         attempt: int = 0,
         revision: int = -1,
         verify: bool = False,
-        timeout_ms: int = 10_000,
+        timeout_ms: int = PATIENCE_MS,
     ) -> Any:
         reply = self.change(
             "open",
@@ -421,7 +424,7 @@ class Raw:
         return self.do("latest", self.job if job is None else job)
 
     def wait(
-        self, step: int, level: int, timeout_ms: int = 20_000, after: int = -1, **ref: Any
+        self, step: int, level: int, timeout_ms: int = 2 * PATIENCE_MS, after: int = -1, **ref: Any
     ) -> Any:
         return self.do("wait", self.ref(step, **ref), level, timeout_ms, after, 0, -1)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from cairn_daemon import Node
 from cairn_raw import NOT_FOUND, UNAVAILABLE, CairnError, Raw, TTransportException
+from patience import patient
 
 READS = ("wait", "ls", "stat", "statCheckpoint", "latest", "status")
 PATIENCE_S = 30
@@ -23,7 +24,7 @@ class Stubborn:
 
     def connect(self) -> Raw:
         self.session = None
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patient(PATIENCE_S)
         while self.session is None:
             try:
                 self.session = Raw(
@@ -33,7 +34,7 @@ class Stubborn:
                     0,
                     1,
                     process=self.process,
-                    timeout_s=5,
+                    timeout_s=patient(5),
                 )
             except (TTransportException, OSError, EOFError, CairnError) as error:
                 # A session without a channel does not outlive its daemon.
@@ -45,7 +46,7 @@ class Stubborn:
     def repeated(self, method: str, *arguments: Any, call: int | None = None) -> Any:
         """The same call with the same number until it is answered."""
         assert self.session is not None
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patient(PATIENCE_S)
         number = next(self.session.calls) if call is None else call
         while True:
             try:

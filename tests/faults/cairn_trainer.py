@@ -19,19 +19,22 @@ import warnings
 from types import TracebackType
 from typing import Any
 
+from patience import patient
+
 OBJECT_BYTES = 3 << 20
 OBJECTS = ("first", "second")
 PYTHON = "/usr/bin/python3"
-# Entering a step, copying, sealing and committing may each take the limit of one call; and a busy
-# machine takes its time.
-CALLS, PATIENCE_S = 4, 3
+# Entering a step, copying, sealing and committing may each take the limit of one call; and what does not hang
+# may take its time.
+CALLS, PATIENCE_S = 4, 30
 
 
 class Trainer:
     """The test's side."""
 
-    def __init__(self, socket: str, job: str, rank: int = 0, limit_s: float = 2) -> None:
-        self.deadline_s = CALLS * limit_s + PATIENCE_S
+    def __init__(self, socket: str, job: str, rank: int = 0, limit_s: float = 5) -> None:
+        limit_s = patient(limit_s)
+        self.deadline_s = CALLS * limit_s + patient(PATIENCE_S)
         self.killed = False
         self.process = subprocess.Popen(
             [PYTHON, __file__, socket, job, str(rank), str(limit_s)],
@@ -58,7 +61,7 @@ class Trainer:
             line = self.lines.get(timeout=self.deadline_s)
         except queue.Empty:
             raise AssertionError(f"promise 4: {what} hangs for {self.deadline_s} s") from None
-        assert line, f"promise 4: the trainer died of {what}: {self.process.wait(10)}"
+        assert line, f"promise 4: the trainer died of {what}: {self.process.wait(patient(10))}"
         answer: dict[str, Any] = json.loads(line)
         error = answer.get("error") or ""
         assert not error.startswith("!"), f"promise 4: {what} raised {error}: {answer}"

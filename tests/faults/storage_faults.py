@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from cairn_daemon import MIB, Node, until
+from cairn_daemon import MIB, Node
+from patience import until
 
 
 class Throttle:

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from cairn_daemon import Node, node, until
+from cairn_daemon import Node, node
 from cairn_raw import (
     ALREADY_EXISTS,
     CACHED,
@@ -19,6 +19,7 @@ from cairn_raw import (
     refuses,
     ttypes,
 )
+from patience import until
 
 
 def save_all(node: Node, job: str, attempt: int, step: int, world: int, tag: bytes) -> None:

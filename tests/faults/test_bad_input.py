@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cairn_daemon import KIB, MIB, Node, binary, exit_status, node, until
+from cairn_daemon import KIB, MIB, Node, binary, exit_status, node
 from cairn_raw import (
     ALREADY_EXISTS,
     FAILED_PRECONDITION,
@@ -32,6 +32,7 @@ from cairn_raw import (
     send_fds,
     ttypes,
 )
+from patience import patient, until
 
 UNIMPLEMENTED = 12
 
@@ -804,7 +805,7 @@ assert job not in session.do("ls", "", "", 1000).jobs
 print("all refused")
 """
     result = subprocess.run(
-        ["/usr/bin/python3", "-c", as_other], capture_output=True, text=True, timeout=60
+        ["/usr/bin/python3", "-c", as_other], capture_output=True, text=True, timeout=patient(60)
     )
     assert "all refused" in result.stdout, result.stderr
     assert writer.load(1, "a") == b"secret"
@@ -845,7 +846,7 @@ def test_rdma_that_this_machine_does_not_have_is_an_error(tmp_path: Path) -> Non
     ring = ("--ring.cluster=c", "--ring.rank=0", "--ring.nodes=0=127.0.0.1:7499,1=127.0.0.2:7499")
     command = [binary("cairnd"), f"--socket={tmp_path / 's'}", "--catalog.path=", *ring]
     done = subprocess.run(
-        [*command, "--transport=rdma"], capture_output=True, text=True, timeout=30
+        [*command, "--transport=rdma"], capture_output=True, text=True, timeout=patient(30)
     )
     assert done.returncode == 1
     assert "transport: this machine has no RDMA device" in done.stderr

@@ -11,8 +11,9 @@ import os
 import subprocess
 from typing import Any
 
-from cairn_daemon import MIB, Node, binary, node, until
+from cairn_daemon import MIB, Node, binary, node
 from cairn_raw import attempt_number, pattern
+from patience import patient, until
 
 FULL = os.environ.get("CAIRN_TIER") == "all"
 
@@ -22,7 +23,7 @@ def saver(*arguments: object, limit_s: float = 280) -> dict[str, Any]:
         [binary("cairn_fault_saver"), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=patient(limit_s),
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from cairn_command import Cairn
-from cairn_daemon import MIB, Node, exit_status, node, until
+from cairn_daemon import MIB, Node, exit_status, node
 from cairn_raw import pattern
+from patience import patient, until
 
 BIG = 96 * MIB
 LIMIT_S = 60
@@ -58,7 +59,7 @@ def end(process: subprocess.Popen[bytes], number: int) -> bytes:
     """Sends the signal, wakes it; it died of the signal. Returns what it said on standard error."""
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
-    errors = process.communicate(timeout=LIMIT_S)[1]
+    errors = process.communicate(timeout=patient(LIMIT_S))[1]
     assert process.returncode == -number, (process.returncode, errors)
     return errors
 
@@ -123,7 +124,7 @@ def test_a_get_that_ignores_ctrl_c_goes_on(roomy: Cairn, tmp_path: Path) -> None
     process = caught(start, lambda: bool(parts(tmp_path)))
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
-    assert process.communicate(timeout=LIMIT_S) is not None
+    assert process.communicate(timeout=patient(LIMIT_S)) is not None
     assert process.returncode == 0
     assert out.read_bytes() == pattern("big", BIG)
 
@@ -167,7 +168,7 @@ def test_put_takes_standard_input_of_any_length(cairn: Cairn, tmp_path: Path) ->
     piping = Cairn(cairn.node, TMPDIR=str(spool))
     for step, data in enumerate((b"", b"short", pattern("input", 9 * MIB + 5))):
         process = piping.start("put", "-", f"input/{step}/dir/a", stdin=subprocess.PIPE)
-        out, errors = process.communicate(data, timeout=LIMIT_S)
+        out, errors = process.communicate(data, timeout=patient(LIMIT_S))
         assert (process.returncode, errors) == (0, b""), out
         assert cairn.run("get", f"input/{step}/dir/a", "-").stdout == data
     assert list(spool.iterdir()) == [], "the copy of the input has no name"
@@ -187,7 +188,7 @@ def test_ctrl_c_while_standard_input_is_read_saves_nothing(cairn: Cairn, tmp_pat
     process.stdin.write(b"x" * MIB)
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT_S) == -signal.SIGINT
+    assert process.wait(patient(LIMIT_S)) == -signal.SIGINT
     assert process.communicate()[1] == b""
     assert list(spool.iterdir()) == []
     assert cairn.json("ls")["jobs"] == []
@@ -214,14 +215,14 @@ def test_a_reader_that_leaves_is_no_error(cairn: Cairn, tmp_path: Path, command:
     os.close(reading)
     process = cairn.start(*command, stdout=writing)
     os.close(writing)
-    errors = process.communicate(timeout=LIMIT_S)[1]
+    errors = process.communicate(timeout=patient(LIMIT_S))[1]
     assert (process.returncode, errors) == (0, b"")
 
 
 def test_a_full_standard_output_is_an_error(cairn: Cairn) -> None:
     with open("/dev/full", "wb") as full:
         process = cairn.start("status", stdout=full)
-        errors = process.communicate(timeout=LIMIT_S)[1]
+        errors = process.communicate(timeout=patient(LIMIT_S))[1]
     assert process.returncode == 1 and b"standard output" in errors
 
 
@@ -239,7 +240,7 @@ def test_status_watch_goes_on_until_ctrl_c(
     assert process.stdout is not None
     shown = b""
     while shown.count(b"w: step 1, the latest,") < 3:
-        assert select.select([process.stdout], [], [], LIMIT_S)[0], shown
+        assert select.select([process.stdout], [], [], patient(LIMIT_S))[0], shown
         piece = os.read(process.stdout.fileno(), 65536)
         assert piece, (shown, process.communicate())
         shown += piece
@@ -252,9 +253,9 @@ def test_status_watch_outlives_a_daemon_and_refuses_what_is_no_time(cairn: Cairn
         assert b"is not a time" in cairn.run("status", wrong, code=2).stderr
     process = cairn.start("status", "--watch=100ms", "--timeout", "2s")
     assert process.stdout is not None and process.stderr is not None
-    assert select.select([process.stdout], [], [], LIMIT_S)[0]
+    assert select.select([process.stdout], [], [], patient(LIMIT_S))[0]
     cairn.node.kill_all()
     assert b"no daemon" in process.stderr.readline()
     assert process.poll() is None
     process.stdout.close()
-    assert process.wait(LIMIT_S) == 0, "its reader left"
+    assert process.wait(patient(LIMIT_S)) == 0, "its reader left"

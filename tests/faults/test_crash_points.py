@@ -14,9 +14,10 @@ import os
 from typing import Any
 
 import pytest
-from cairn_daemon import KIB, MIB, Node, all_failpoints, node, until
+from cairn_daemon import KIB, MIB, Node, all_failpoints, node
 from cairn_raw import NOT_FOUND, PERSISTED, CairnError, attempt_number, pattern, refuses
 from cairn_stubborn import Stubborn
+from patience import until
 
 FULL = os.environ.get("CAIRN_TIER") == "all"
 

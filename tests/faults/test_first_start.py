@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cairn_daemon import MIB, Node, binary, node, until
+from cairn_daemon import MIB, Node, binary, node
 from cairn_raw import PERSISTED, Raw, attempt_number, pattern
+from patience import patient, until
 
 NOBODY = 65534
 
@@ -32,7 +33,7 @@ def refusal(*options: str, **others: object) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         **others,  # type: ignore[call-overload]
     )
     assert ended.returncode == 1, ended
@@ -131,7 +132,7 @@ def test_an_ordinary_users_daemon_and_clients_meet_in_the_users_runtime_director
         assert "TEXT=/run/cairn/cairn.sock" in seen.stdout, seen.stdout
     finally:
         keeper.terminate()
-        keeper.communicate(timeout=60)
+        keeper.communicate(timeout=patient(60))
     assert keeper.returncode == 0
     os.chown(runtime, 0, 0)
     if not Path("/run/cairn").exists():

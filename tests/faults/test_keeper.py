@@ -16,9 +16,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from cairn_daemon import MIB, Node, binary, node, until
+from cairn_daemon import MIB, Node, binary, node
 from cairn_raw import RESOURCE_EXHAUSTED, CairnError, Raw, attempt_number, pattern
 from cairn_trainer import Trainer
+from patience import patient, until
 
 # What only stops or continues a process, what the keeper is asked to stop with, and what nobody can ignore.
 NOT_STRAY = {
@@ -311,7 +312,7 @@ def test_a_new_daemon_that_refuses_to_start_is_tried_again_and_loses_nothing() -
 
 def serves(instance: Node) -> bool:
     try:
-        with Raw(instance.socket, attach=False, timeout_s=1) as session:
+        with Raw(instance.socket, attach=False, timeout_s=patient(5)) as session:
             session.do("ping")
         return True
     except Exception:

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cairn_daemon import MIB, Node, binary, until
+from cairn_daemon import MIB, Node, binary
 from cairn_raw import (
     BLOCK,
     DATA_LOSS,
@@ -26,6 +26,7 @@ from cairn_raw import (
     pattern,
     refuses,
 )
+from patience import until
 
 PLACES = {"first byte": 0, "last byte": -1, "second block": BLOCK + 5}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, exit_status, node, until
+from cairn_daemon import MIB, Node, exit_status, node
 from cairn_raw import (
     FILE,
     MAP,
@@ -27,6 +27,7 @@ from cairn_raw import (
     pattern,
     refuses,
 )
+from patience import until
 
 ACTOR = f"""
 import sys, os, json

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cairn_daemon import MIB, Node
 from cairn_raw import attempt_number, pattern
+from patience import patient
 
 pytestmark = pytest.mark.root
 NOBODY = 65534
@@ -40,7 +41,7 @@ def as_uid(uid: int, script: str, pass_fds: tuple[int, ...] = ()) -> str:
         ["/usr/bin/python3", "-c", source],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         pass_fds=pass_fds,
     )
     assert "all denied" in result.stdout, result.stderr

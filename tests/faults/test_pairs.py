@@ -13,18 +13,18 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, binary, node, until
+from cairn_daemon import MIB, Node, binary, node
 from cairn_history import History, Name
 from cairn_raw import NOT_FOUND, PERSISTED, CairnError
 from cairn_trainer import OBJECTS, Trainer, content
 from covering_array import Row, covering_array, every_pair, pairs_of
+from patience import patient, until
 from storage_faults import Storage, spoil_catalog
 
 FACTORS: dict[str, tuple[str, ...]] = {
@@ -124,6 +124,7 @@ class Run:
         return True
 
     def persisted(self, trainer: Trainer, step: int, timeout: float = 15) -> None:
+        timeout = patient(timeout)
         trainer.deadline_s += timeout
         answer = trainer.do("wait", step=step, timeout=timeout)
         trainer.deadline_s -= timeout
@@ -191,15 +192,20 @@ class Run:
         return trainer
 
     def await_partial(self) -> None:
-        """Until the step's files are begun, where storage takes any: a moment, or the moment has passed."""
+        """Until the step's files are begun, or there, or the node says why they cannot be."""
         partial = self.storage.root / JOB / ".cairn" / "partial"
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
+
+        def how_far() -> str:
             if list(partial.glob(f"{THIRD}.*")):
-                return self.history.say("killed in the middle of persisting")
+                return "in the middle of persisting"
             if (self.storage.root / JOB / str(THIRD)).exists():
-                return self.history.say("killed after persisting")
-        return self.history.say("killed while persisting could not begin")
+                return "after persisting"
+            status = self.node.status()
+            if status.storage_problem or any(job.persist_problem for job in status.jobs):
+                return "while persisting could not begin"
+            return ""
+
+        self.history.say(f"killed {until('it is seen how far persisting came', how_far)}")
 
     def on_another_node(self) -> None:
         """The job goes on from storage elsewhere, and nobody tells node A."""

@@ -11,7 +11,7 @@ import signal
 import subprocess
 
 import pytest
-from cairn_daemon import MIB, Node, binary, children, exit_status, lives, node, until
+from cairn_daemon import MIB, Node, binary, children, exit_status, lives, node
 from cairn_raw import (
     CACHED,
     DEADLINE_EXCEEDED,
@@ -22,6 +22,7 @@ from cairn_raw import (
     pattern,
     refuses,
 )
+from patience import until
 
 
 def test_committed_steps_are_there_after_a_sigkill_without_storage() -> None:

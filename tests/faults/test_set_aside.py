@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, children, node, until
+from cairn_daemon import MIB, Node, children, node
 from cairn_raw import (
     PERSISTED,
     UNAVAILABLE,
@@ -24,6 +24,7 @@ from cairn_raw import (
     attempt_number,
     pattern,
 )
+from patience import patient, until
 
 LIVES = 12
 
@@ -63,10 +64,10 @@ def log_of(instance: Node) -> str:
 
 def repeated(instance: Node, job: str, method: str, *arguments: Any) -> Any:
     """What the first daemon answers that lives long enough, the error included."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + patient(40)
     while True:
         try:
-            with instance.session(job, timeout_s=10) as session:
+            with instance.session(job, timeout_s=patient(10)) as session:
                 return session.do(method, *arguments)
         except CairnError as error:
             if error.code == UNAVAILABLE and "ended the daemon" in error.message:

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cairn_daemon import MIB, Node, exit_status, file_bytes, node, until
+from cairn_daemon import MIB, Node, exit_status, file_bytes, node
 from cairn_raw import PERSISTED, UNAVAILABLE, Raw, attempt_number, pattern, refuses
+from patience import patient, until
 from storage_faults import Spoilt
 
 ERRORS = {
@@ -106,7 +107,7 @@ def test_a_trainer_that_dies_again_and_again_while_storage_is_away_is_served_at_
             with instance.writer("r", attempt_number()) as writer:
                 began = time.monotonic()
                 writer.save(step, {"a": b"x" * 4096})
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < patient(30)
 
 
 @contextmanager

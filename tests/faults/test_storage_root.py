@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, binary, file_bytes, node, until
+from cairn_daemon import MIB, Node, binary, file_bytes, node
 from cairn_raw import DEADLINE_EXCEEDED, PERSISTED, Raw, attempt_number, pattern, refuses
+from patience import until
 
 MARKER = ".cairn-root"
 

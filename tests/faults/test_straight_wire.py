@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn_daemon import MIB, Node, node, until
+from cairn_daemon import MIB, Node, node
 from cairn_raw import (
     ALREADY_EXISTS,
     DATA_LOSS,
@@ -34,6 +34,7 @@ from cairn_raw import (
     pattern,
     ttypes,
 )
+from patience import patient, until
 
 UNIX_MS = 1_700_000_000_000
 
@@ -88,7 +89,7 @@ def request_of(writer: Raw, step: int, objects: dict[str, bytes], stream: int, *
         notes=other.get("notes", {}),
         created_unix_ms=other.get("created_unix_ms", UNIX_MS),
         stream=stream,
-        timeout_ms=other.get("timeout_ms", 20_000),
+        timeout_ms=other.get("timeout_ms", int(patient(20_000))),
         fence=True,
     )
 
@@ -104,7 +105,7 @@ def store(writer: Raw, step: int, objects: dict[str, bytes], **other: Any) -> An
     finally:
         with contextlib.suppress(OSError):  # the thread has closed it
             stream.shutdown(socket.SHUT_RDWR)
-        thread.join(60)
+        thread.join(patient(60))
         assert not thread.is_alive()
 
 
@@ -193,7 +194,8 @@ def test_a_stream_is_its_sessions_and_serves_one_store(shared: Node, writer: Raw
 def test_streams_that_nobody_uses_are_bounded(shared: Node, writer: Raw) -> None:
     before = len(os.listdir(f"/proc/{shared.daemon_pid()}/fd"))
     held = [stream_of(writer)[1] for _ in range(50)]
-    assert len(os.listdir(f"/proc/{shared.daemon_pid()}/fd")) <= before + 3
+    descriptors = f"/proc/{shared.daemon_pid()}/fd"
+    until("few are held", lambda: len(os.listdir(descriptors)) <= before + 3)
     assert sum(stream.recv(1, socket.MSG_DONTWAIT) == b"" for stream in held[:-2]) == 48
     for stream in held:
         stream.close()
@@ -206,10 +208,10 @@ def test_a_call_is_answered_in_time_and_a_repeat_hears_the_end(writer: Raw) -> N
     call = request_of(writer, 1, {"a": data}, lease, timeout_ms=300)
     begin = time.monotonic()
     refused(DEADLINE_EXCEEDED, lambda: writer.change("store", call), "still being written")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < patient(30)
     thread = threading.Thread(target=serve, args=(stream, [data]))
     thread.start()
-    call.timeout_ms = 20_000
+    call.timeout_ms = int(patient(20_000))
     assert writer.change("store", call).complete
     thread.join()
 
@@ -234,12 +236,12 @@ def test_ranks_that_are_slow_hold_up_no_other_one(shared: Node) -> None:
     for server in servers:
         server.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(patient(30))
     for session, _ in slow:
         with session:
             assert session.do("latest", "slow-ranks").step == 1
     for server in servers:
-        server.join(30)
+        server.join(patient(30))
 
 
 def test_a_newer_attempt_fences_it(shared: Node, writer: Raw) -> None:

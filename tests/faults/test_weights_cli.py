@@ -14,6 +14,7 @@ from cairn import _native
 from cairn_command import Cairn, on_terminal
 from cairn_daemon import MIB, Node
 from cairn_raw import attempt_number, pattern
+from patience import patient
 
 BYTES = {"U8": 1, "BF16": 2, "F32": 4}
 
@@ -71,7 +72,7 @@ def save(node: Node, job: str, *writers: dict[str, bytes], kind: str = "safetens
             local_writers=1,
             takes_fds=True,
             copy_threads=1,
-            timeout=20.0,
+            timeout=patient(20.0),
             client="test",
             policy=None,
         )

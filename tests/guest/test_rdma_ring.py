@@ -16,6 +16,7 @@ from typing import Any
 
 from cairn_daemon import Node, children
 from encryption import certificates
+from patience import patient
 from ring import MIB, PART_BYTES, Member, attempt_number, ring, until
 
 RDMA, AUTO = ("--transport=rdma",), ("--transport=auto",)
@@ -207,7 +208,7 @@ def test_memory_that_must_not_be_locked_is_an_error_that_tells_the_arithmetic(
     tmp_path: Path,
 ) -> None:
     node = alone(tmp_path, "rdma")
-    result = subprocess.run(node.command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(node.command, capture_output=True, text=True, timeout=patient(60))
     assert result.returncode != 0
     said = result.stderr + (node.log.read_text() if node.log.exists() else "")
     assert "transport: locked memory: RDMA needs 64 MiB for each of 1 devices" in said
@@ -223,7 +224,7 @@ def test_a_choice_of_devices_that_matches_none_is_an_error(tmp_path: Path) -> No
             env={**os.environ, "NCCL_IB_HCA": "=mlx5_7"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=patient(60),
         )
         assert result.returncode != 0
         said = result.stderr + (node.log.read_text() if node.log.exists() else "")

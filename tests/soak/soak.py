@@ -33,9 +33,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("CAIRN_BIN", str(ROOT / "build" / "bin"))
-sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "build" / "main" / "python")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/faults", "build/main/python")]
 
-from cairn_daemon import MIB, Node, lives, until  # noqa: E402
+from cairn_daemon import MIB, Node, lives  # noqa: E402
+from patience import patient, until  # noqa: E402
 from soak_client import JOBS  # noqa: E402
 
 BUDGET = 32 * MIB
@@ -191,7 +192,7 @@ class Child:
 
     def hear(self, what: str) -> bool:
         """Until it says so. What it counted in this life is added up."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patient(PATIENCE_S)
         while time.monotonic() < deadline:
             try:
                 said = self.lines.get(timeout=0.2)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as stock
 from node import MIB, Node
+from patience import patient
 from test_dcp import assert_same, bits, blank
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -28,7 +29,7 @@ FAILURES = (Exception, CheckpointException)  # which is none of Exception's
 
 def persisted(c: cairn.Connection, node: Node, step: int) -> stock.FileSystemReader:
     c.persist(step)
-    c.wait(step, timeout=120)
+    c.wait(step, timeout=patient(120))
     return stock.FileSystemReader(node.storage / c.job / str(step))
 
 
@@ -266,12 +267,15 @@ def expected_part(begin: tuple[int, int], rows: int, columns: int) -> torch.Tens
 
 
 @pytest.mark.full
+@pytest.mark.machine
 def test_a_tensor_of_more_than_four_gibibytes_is_saved_and_any_part_of_it_loaded(
     large: Node,
 ) -> None:
     """Its pages are zeros that nobody wrote but for one number in each row of 64 KiB."""
     assert ROWS * COLUMNS * 8 > 4 * GIB + 200 * MIB
-    with cairn.connect("large", rank=0, world_size=1, socket=large.socket, timeout=120) as c:
+    with cairn.connect(
+        "large", rank=0, world_size=1, socket=large.socket, timeout=patient(120)
+    ) as c:
         big = torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
         big[:, 0] = torch.arange(ROWS)
         small = {"a": torch.arange(1000), "z": torch.arange(1000) * 3}
