@@ -201,7 +201,7 @@ def find_program(name: str) -> Path:
 def run_rows(command: list[str], rows: list[str]) -> dict[str, dict]:
     env = {
         **os.environ,
-        "PYTHONPATH": str(BUILD / "main" / "python"),
+        "PYTHONPATH": os.pathsep.join([str(BUILD / "main" / "python"), str(ROOT / "tests")]),
         "CAIRN_BUILD": str(BUILD / "main"),
         "CAIRN_BIN": str(BUILD / "bin"),
         "PYTHONPYCACHEPREFIX": str(BUILD / "pycache"),
