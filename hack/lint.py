@@ -176,6 +176,7 @@ def main() -> int:
             ("house arrows", lambda: script("check_includes.py")),
             ("structure", lambda: script("check_structure.py", show=True)),
             ("registered tests", lambda: script("check_tests.py")),
+            ("plain English", lambda: script("check_plain.py")),
             ("mutants apply", lambda: script("mutants.py", "--check")),
             ("clang-format", lambda: clang_format(fix=False)),
             ("python syntax", python_syntax),

@@ -276,6 +276,7 @@ ApplyResult RunWriters(const ApplySettings& settings, int32_t writers) {
   engine::Options options;
   options.storage = true;
   options.max_sessions = writers + 1;
+  options.user_percent = 100;  // all writers are of one user
   options.budget_bytes =
       5 * static_cast<uint64_t>(writers) * (Slab(kObjects) + ManifestBytes(kObjects)) / 2;
   Meter meter;

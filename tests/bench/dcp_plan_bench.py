@@ -107,7 +107,7 @@ def measure(
             took_ms, found = timed(ours)
             other_ms, expected = timed(reference)
         if not same(found, expected):
-            return bench_row.row(name, unit, BARS[name], samples, words, invalid="results differ")
+            raise RuntimeError(f"{name}: the results differ")
         del found, expected
         samples.append((1e3 / took_ms, 1e3 / other_ms) if faster else (took_ms, other_ms))
     return bench_row.row(name, unit, BARS[name], samples, words, higher_is_better=faster)

@@ -7,7 +7,7 @@ Every node has a writer with one part; each link carries --mbit each way. One no
 is in its memory, and an empty one started in its place: the seconds from its start until it says that the
 step has all its replicas again. What it then has is compared with what was saved. The simulator of rings
 (`build/main/tests/ring/large_ring`) is asked for the same ring. Exits with 1 where a median is more than a
-fifth away from that.
+fifth away from that. PYTHONPATH names build/main/python and tests.
 """
 
 from __future__ import annotations
