@@ -71,6 +71,7 @@ STAGES = [
         stages.command_stage("demo-weights", DEMO_WEIGHTS, 300),
         leaves=("demo-weights",),
     ),
+    Stage("bench", Lane.FRONT, False, stages.bench_stage),
     Stage("soak", Lane.FRONT, False, stages.command_stage("soak", SOAK, 600)),
     Stage(
         "asan",

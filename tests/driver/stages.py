@@ -54,6 +54,7 @@ WHOLE_ROOMS = {"thrift_socket_fuzz", "fd_socket_fuzz", "client_reads_fuzz"}
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 PREPARE_GUEST_S = 300  # its kernel has 70 MB
 GUEST_SUITE_S = 600
+BENCH_LIMIT_S = 900
 XML = "@XML@"
 SANITIZER_PATIENCE = 6
 BUILD_LIMIT_S = 3600
@@ -197,6 +198,22 @@ def python_env(settings: Settings) -> dict[str, str]:
         "CAIRN_BUILD": str(BUILD / "main"),
         "CAIRN_BIN": str(BUILD / "bin"),
     }
+
+
+# --- benches ---------------------------------------------------------------------------------------
+
+
+def bench_stage(settings: Settings, report: Report) -> None:
+    """Each row once, as small as it can be: it must run, and its bytes be right. The figures say nothing."""
+    output = RESULTS / "bench.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    command = [sys.executable, "tests/bench/run.py", "--tiny", "--json", str(output)]
+    problem = run_shown(command, BENCH_LIMIT_S)
+    rows = json.loads(output.read_text(encoding="utf-8")) if output.exists() else []
+    report.add([Case(f"bench:{row['name']}", row["outcome"], row["reason"]) for row in rows])
+    if problem and not any(row["outcome"] == "failed" for row in rows):
+        report.add_one("bench", problem)
 
 
 # --- sanitizers ------------------------------------------------------------------------------------
