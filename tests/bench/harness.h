@@ -25,7 +25,7 @@ namespace cairn::bench {
 struct Settings {
   int pairs = Sized(9, 1);
   uint64_t bytes = Sized<uint64_t>(1024, 32) << 20;  // of one checkpoint
-  // Of a node's memory, where a row is about all of it.
+  // A node's memory, where a row is about all of it.
   uint64_t node_bytes = Sized<uint64_t>(8192, 256) << 20;
   std::string folder = "/var/tmp";  // absolute, on a disk: where the persist row writes
   std::string program;              // this one, for child processes

@@ -183,7 +183,7 @@ def row_sessions() -> dict[str, Any]:
 
 # --- a neighbour that floods -----------------------------------------------------------------------------
 
-# Of a round; of rounds, undisturbed and flooded.
+# Operations of a round; pairs of rounds, undisturbed and flooded.
 OPERATIONS, PAIRS = sized(300, 5), sized(5, 1)
 OBJECT_BYTES = 8 * MIB
 NODE_BYTES = sized(1024, 256) * MIB
