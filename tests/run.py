@@ -70,6 +70,7 @@ STAGES = [
     command("soak", Lane.BESIDE, SOAK, 600),
     command("demo", Lane.BESIDE, DEMO, 900, leaves=("demo",)),
     command("demo-cluster", Lane.BESIDE, DEMO_CLUSTER, 900, leaves=("demo-cluster",)),
+    Stage("bench", Lane.BESIDE, False, stages.bench_stage),
     command("demo-weights", Lane.BESIDE, DEMO_WEIGHTS, 300, leaves=("demo-weights",)),
     Stage(
         "asan",

@@ -25,7 +25,7 @@ constexpr double kP50Bar = 20, kWorstBar = 2000;
 // log(10^6) / log(10^3): what grows with the logarithm at most.
 constexpr double kGrowthBar = 2;
 constexpr double kHomeBar = 2;
-constexpr int kHomeSamples = 9;
+const int kHomeSamples = Sized(9, 1);
 // Of one kind of event: what stays below twice this has not grown.
 constexpr double kNothingUs = 10;
 constexpr double kLeeway = 1.05;  // noise; tests/bench/run.py

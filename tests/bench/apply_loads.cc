@@ -14,8 +14,8 @@
 namespace cairn::bench {
 namespace {
 
-constexpr size_t kEnough = 30;   // events of a kind whose p50 says something
-constexpr size_t kBatch = 1000;  // objects that one create, seal or commit names at most
+const size_t kEnough = Sized(30, 1);  // events of a kind whose p50 says something
+constexpr size_t kBatch = 1000;       // objects that one create, seal or commit names at most
 
 // What a node is, in turns: jobs with steps of many objects, of several ranks, of few, of one. A
 // round is one turn of all of them.
@@ -255,6 +255,7 @@ class Node {
 
 ApplyResult RunObjects(const ApplySettings& settings, size_t objects) {
   ApplyResult result{absl::StrCat("apply/", objects)};
+  objects = Sized<size_t>(objects, 1000);
   Meter meter;
   Node node(objects, &meter);
   node.node().set_measuring(true);
@@ -273,6 +274,7 @@ ApplyResult RunObjects(const ApplySettings& settings, size_t objects) {
 ApplyResult RunWriters(const ApplySettings& settings, int32_t writers) {
   constexpr size_t kObjects = 20;
   ApplyResult result{absl::StrCat("apply/writers_", writers)};
+  writers = Sized(writers, 64);
   engine::Options options;
   options.storage = true;
   options.max_sessions = writers + 1;

@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "tests/bench/apply_node.h"
+#include "tests/bench/tiny.h"
 
 namespace cairn::bench {
 
 struct ApplySettings {
-  int passes = 3;
-  int rounds = 12;  // of a pass
+  int passes = Sized(3, 1);
+  int rounds = Sized(12, 1);  // of a pass
   bool table = false;
   size_t large = 0;
 };
@@ -42,6 +43,7 @@ struct ApplyResult {
   }
 };
 
+// With so many objects, or writers; of a tiny round the result's name alone has this number.
 ApplyResult RunObjects(const ApplySettings& settings, size_t objects);
 ApplyResult RunWriters(const ApplySettings& settings, int32_t writers);
 void RunLarge(const ApplySettings& settings, size_t objects);  // prints a table

@@ -1,7 +1,8 @@
-"""A row as tests/bench/run.py wants it, from a program's samples."""
+"""A row as tests/bench/run.py wants it, from a program's samples; and how large what it measures is."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +11,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LEEWAY = 1.05  # noise; tests/bench/run.py
+TINY = "CAIRN_BENCH_TINY" in os.environ  # run.py --tiny; C++ asks tests/bench/tiny.h
+
+
+def sized(full: int, tiny: int) -> int:
+    return tiny if TINY else full
 
 
 def row(

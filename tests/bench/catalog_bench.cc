@@ -14,6 +14,7 @@
 #include "server/catalog/mysql_catalog.h"
 #include "server/catalog/mysql_session.h"
 #include "server/catalog/ring_table.h"
+#include "tests/bench/tiny.h"
 #include "tests/support/mariadb.h"
 #include "tests/support/measure.h"
 
@@ -23,7 +24,10 @@ namespace {
 using testing::Median;
 using testing::Must;
 
-constexpr int kWriters = 4096, kBatch = 1000, kCommits = 100, kSteps = 10'000, kAsked = 200;
+using bench::Sized;
+
+const int kWriters = Sized(4096, 100), kBatch = Sized(1000, 20), kCommits = Sized(100, 4);
+const int kSteps = Sized(10'000, 60), kAsked = Sized(200, 4);
 
 template <typename What>
 double Ms(const What& what) {

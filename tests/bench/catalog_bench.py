@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import bench_row
+from bench_row import sized
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 PROGRAM = BUILD / "main" / "tests" / "bench" / "catalog_bench"
-PAIRS = 9
+PAIRS = sized(9, 1)
 # Name → unit, bar, reference, higher is better.
 ROWS = {
     "catalog_commit": ("ms", 1.5, "a bare upsert on the same server", False),

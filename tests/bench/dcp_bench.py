@@ -36,18 +36,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench_row import row
-from torch_bench import BUDGET, GIB, daemon
+from bench_row import row, sized
+from torch_bench import BUDGET, STATE_BYTES, daemon
 
 RANKS = 2
 TENSORS = 400
 ROWS = 1024  # of a tensor; so many rows are the same on each rank
-COLUMNS = GIB // 4 // TENSORS // ROWS // 2 * 2
-WARM_UP = 2
+COLUMNS = STATE_BYTES // 4 // TENSORS // ROWS // 2 * 2
+WARM_UP = sized(2, 1)
 # Of the daemon of dcp_small: room for four of its checkpoints. Its two kinds, whose slabs differ in length,
 # are saved in the order many, one, one, many, so each finds the slabs that one of its kind left.
-SMALL_BUDGET = 11 * GIB // 4
-PAIRS = int(os.environ.get("CAIRN_BENCH_PAIRS", "9"))
+SMALL_BUDGET = sized(11 * 1024 // 4, 128) << 20
+PAIRS = sized(9, 1)
 BARS = {
     "dcp_async_stall/default": 0.35,
     "dcp_async_stall/kept": 0.8,
@@ -64,7 +64,7 @@ REFERENCES = {
     "dcp_load/reshard": "dcp.load from tmpfs, not verified",
     "dcp_small": "ours, one tensor of these bytes",
 }
-SMALL = 10_000
+SMALL = sized(10_000, 200)
 SMALL_BYTES = 64 << 10
 # Stock takes about a second on the machines the bars were set on.
 ABSURD_S = 20.0
@@ -365,7 +365,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="cairn-bench-"))
     files = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir="/dev/shm"))
     try:
-        if shutil.disk_usage(files).free < 5 * GIB // 2:
+        if shutil.disk_usage(files).free < 5 * STATE_BYTES // 2:
             raise SystemExit("/dev/shm has less than 2.5 GiB free")
         small = [name for name in names if name == "dcp_small"]
         others = [name for name in names if name not in small]

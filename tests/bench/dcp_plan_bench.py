@@ -36,6 +36,7 @@ import cairn
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as stock
+from bench_row import sized
 from cairn import read_index
 from cairn.caching_planner import CachingPlanner
 from cairn.dcp import Reader
@@ -55,9 +56,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-PAIRS = 9
-DTENSORS = 10_000
-TENSORS, SAVED_BY, READ_BY, RANK, COLUMNS = 2_000, 64, 48, 5, 8
+PAIRS = sized(9, 1)
+DTENSORS = sized(10_000, 50)
+TENSORS, SAVED_BY, READ_BY, RANK, COLUMNS = sized(2_000, 20), 64, 48, 5, 8
 BARS = {
     "plan_cached/stock": 0.05,
     "plan_cached/stock_cached": 0.25,

@@ -17,16 +17,18 @@
 #include "client/cpp/session.h"
 #include "common/fd.h"
 #include "common/status.h"
+#include "tests/bench/tiny.h"
 #include "tests/support/daemon_fixture.h"
 
 namespace cairn::bench {
 
 struct Settings {
-  int pairs = 9;
-  uint64_t bytes = uint64_t{1} << 30;       // of one checkpoint
-  uint64_t node_bytes = uint64_t{8} << 30;  // of a node's memory, where a row is about all of it
-  std::string folder = "/var/tmp";          // absolute, on a disk: where the persist row writes
-  std::string program;                      // this one, for child processes
+  int pairs = Sized(9, 1);
+  uint64_t bytes = Sized<uint64_t>(1024, 32) << 20;  // of one checkpoint
+  // A node's memory, where a row is about all of it.
+  uint64_t node_bytes = Sized<uint64_t>(8192, 256) << 20;
+  std::string folder = "/var/tmp";  // absolute, on a disk: where the persist row writes
+  std::string program;              // this one, for child processes
 };
 
 struct Pair {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/gathered.h"
 #include "tests/bench/apply_node.h"
+#include "tests/bench/tiny.h"
 
 namespace cairn::bench {
 namespace {
@@ -20,10 +21,10 @@ using engine::Rank;
 using engine::ReportDelta;
 
 constexpr int kMembers = 64;
-constexpr int kFewWriters = 64, kManyWriters = 4096;
+const int kFewWriters = 64, kManyWriters = Sized(4096, 128);
 constexpr int kNames = 10;
 constexpr Step kKept = 3;
-constexpr int kPartsOfASample = 2 * kManyWriters;
+const int kPartsOfASample = 2 * kManyWriters;
 
 class Home {
  public:

@@ -28,12 +28,14 @@ from typing import Any
 import bench_row
 import cairn
 import torch
+from bench_row import sized
 from torch_bench import daemon
 
-GIB = 1 << 30
-PAIRS = 9
-WARM_UP = 2
+STATE_BYTES = sized(1024, 32) << 20
+PAIRS = sized(9, 1)
+WARM_UP = sized(2, 1)
 STEPS = 3
+PRODUCTS = sized(200, 10)  # of two matrices, which say how long one takes
 BARS = {"async_return": 0.05, "overlap": 1.05}
 
 State = dict[str, torch.Tensor]
@@ -78,7 +80,7 @@ class Bench:
         )
 
     def row_async_return(self) -> dict[str, Any]:
-        state = make_state(GIB, 400)
+        state = make_state(STATE_BYTES, 400)
         into = {name: tensor.clone() for name, tensor in state.items()}
 
         def ours() -> float:
@@ -106,7 +108,7 @@ class Bench:
         )
 
     def row_overlap(self) -> dict[str, Any]:
-        state = make_state(GIB // 4, 100)
+        state = make_state(STATE_BYTES // 4, 100)
         into = {name: tensor.clone() for name, tensor in state.items()}
         copy_s = statistics.median(copy(state, into) for _ in range(9))
         a, b = torch.randn(512, 512), torch.randn(512, 512)
@@ -116,8 +118,8 @@ class Bench:
                 torch.mm(a, b)
 
         begin = time.perf_counter()
-        compute(200)
-        products = round(10 * copy_s / ((time.perf_counter() - begin) / 200))
+        compute(PRODUCTS)
+        products = round(10 * copy_s / ((time.perf_counter() - begin) / PRODUCTS))
 
         def loop(saves: bool) -> float:
             savings = []

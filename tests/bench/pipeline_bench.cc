@@ -16,6 +16,7 @@
 #include "client/gpu/host_device.h"
 #include "client/gpu/weight_stream.h"
 #include "common/mutex.h"
+#include "tests/bench/tiny.h"
 #include "tests/gpu/slab_source.h"
 
 namespace cairn::gpu {
@@ -27,7 +28,8 @@ using testing::Seconds;
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
-constexpr uint64_t kBuckets = 64, kBlocksPerBucket = 4;
+const uint64_t kBuckets = bench::Sized(64, 4);
+constexpr uint64_t kBlocksPerBucket = 4;
 constexpr double kSlow = 0.020, kQuick = 0.010;  // seconds for a bucket
 
 // What does one thing at a time, for a known time each.

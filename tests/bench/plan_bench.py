@@ -19,10 +19,11 @@ from collections.abc import Callable
 from typing import Any
 
 import bench_row
+from bench_row import sized
 from cairn import planning
 
-SHARDS, RANKS, HOLDERS = 10_000, 1_024, 8
-PAIRS = 9
+SHARDS, RANKS, HOLDERS = sized(10_000, 200), sized(1_024, 32), 8
+PAIRS = sized(9, 1)
 BARS = {"plan/megatron": 100.0, "plan/python": 5.0}
 
 Inputs = tuple[dict[Any, list[int]], dict[Any, int]]

@@ -18,7 +18,8 @@ namespace cairn::bench {
 namespace {
 
 constexpr uint64_t kTiny = 100;  // bytes of an object
-constexpr int kRepeats = 3;      // no pairs: what is measured takes long, and the bar is absolute
+// No pairs: what is measured takes long, and the bar is absolute.
+const int kRepeats = Sized(3, 1);
 
 // --- a client that asks once a millisecond
 
@@ -116,12 +117,12 @@ StatusOr<Values> StallEchoChild(const Values& arguments) {
 }
 
 StatusOr<Row> Stall(const Settings& settings) {
-  constexpr int kObjects = 100'000;
+  const int kObjects = Sized(100'000, 1000);
   Row row = {"stall", "ms", "a bare Thrift echo meanwhile, p99.9", 20, false};
   row.absolute = true;
   row.absurd_reference = row.bar;  // then it is the machine that stalls
   testing::DaemonOptions options;
-  options.budget_bytes = uint64_t{2} << 30;
+  options.budget_bytes = Sized<uint64_t>(2048, 256) << 20;
   options.flags = {"--journal.bytes=128MiB"};
   CAIRN_ASSIGN_OR_RETURN(auto daemon, testing::Daemon::Prepare(options, settings.folder));
   CAIRN_RETURN_IF_ERROR(daemon->StartAgain());
@@ -188,13 +189,14 @@ StatusOr<Row> RestartLarge(const Settings&) {
   // Memory of an object: its page, its share of a manifest, what daemon, journal and this process
   // keep of it; twice, for others are here too.
   constexpr uint64_t kBytesOfObject = 2 * (4096 + 100 + 3000);
-  const auto fits = static_cast<int>(
-      std::min<uint64_t>(1'000'000, MemoryAvailable() / kBytesOfObject / kOfPart * kOfPart));
+  const int wanted = Sized(1'000'000, 2000);
+  const auto fits = static_cast<int>(std::min(
+      static_cast<uint64_t>(wanted), MemoryAvailable() / kBytesOfObject / kOfPart * kOfPart));
   const int parts = fits / kOfPart;
   Row row = {"restart_large", "ms", "exec to ready, with nothing", 1500, false};
   row.absolute = true;
   row.note = absl::StrFormat("%d objects in %d parts%s", fits, parts,
-                             fits < 1'000'000 ? ": memory is short here" : "");
+                             fits < wanted ? ": memory is short here" : "");
   {
     testing::DaemonOptions empty;
     CAIRN_ASSIGN_OR_RETURN(auto daemon, testing::Daemon::Prepare(empty));

@@ -9,8 +9,8 @@
 namespace cairn::bench {
 namespace {
 
-constexpr int kEchoes = 2000;
-constexpr int kFurtherOpens = 500;
+const int kEchoes = Sized(2000, 20);
+const int kFurtherOpens = Sized(500, 5);
 
 client::ConnectOptions Reader(const Values& arguments) {
   client::ConnectOptions options;

@@ -76,7 +76,7 @@ Status SameAsFile(const std::string& path, const Buffer& into, uint64_t seed) {
 // Calls a second that four threads make together; `make` gives each its call.
 StatusOr<double> RateOfFour(const std::function<std::function<Status()>()>& make) {
   constexpr int kClients = 4;
-  constexpr double kMs = 1500;
+  const double kMs = Sized(1500.0, 100.0);
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> go{false}, stop{false};
   std::vector<std::thread> threads;
@@ -115,7 +115,7 @@ StatusOr<double> RateOfFour(const std::function<std::function<Status()>()>& make
 StatusOr<Row> Prefault(const Settings& settings) {
   Row row = {"prefault", "ms", "two threads of MADV_POPULATE_WRITE",    1.15, false,
              {},         0,    "from exec to all of the budget faulted"};
-  const uint64_t slab = uint64_t{64} << 20;  // small ones leave little of the budget over
+  const uint64_t slab = settings.node_bytes / 128;  // small ones leave little of the budget over
   testing::DaemonOptions options;
   options.budget_bytes = settings.node_bytes;
   options.flags = {absl::StrCat("--pool.slabs=", slab, "*", settings.node_bytes / slab)};
@@ -185,7 +185,7 @@ StatusOr<Row> Persist(const Settings& settings) {
 StatusOr<Row> Restart(const Settings& settings) {
   Row row = {"restart", "ms", "exec to ready, with nothing",       3, false,
              {},        0,    "SIGKILL to the first open answered"};
-  constexpr int kObjects = 1000;
+  const int kObjects = Sized(1000, 100);
   const uint64_t object_bytes = settings.node_bytes / kObjects / kPageBytes * kPageBytes;
   CAIRN_ASSIGN_OR_RETURN(Buffer source, Buffer::Make(object_bytes + kObjects * 8));
   CAIRN_ASSIGN_OR_RETURN(Buffer into, Buffer::Make(object_bytes));
@@ -242,7 +242,7 @@ StatusOr<Row> RpcRate(const Settings& settings) {
              {},
              10'000,
              "stat of one of 10,000 objects, four clients"};
-  constexpr int kObjects = 10'000;
+  const int kObjects = Sized(10'000, 100);
   testing::DaemonOptions options;
   CAIRN_ASSIGN_OR_RETURN(auto daemon, testing::Daemon::Start(options));
   CAIRN_ASSIGN_OR_RETURN(const auto echo, EchoServer::Start(settings, daemon->folder()));
@@ -276,7 +276,7 @@ StatusOr<Row> RpcRate(const Settings& settings) {
         pair.ours, RateOfFour([&]() -> std::function<Status()> {
           auto own = client::Session::Connect(reader);
           auto at = std::make_shared<int>(1000 * ++thread);
-          return [own, at]() -> Status {
+          return [own, at, kObjects]() -> Status {
             CAIRN_RETURN_IF_ERROR(own.status());
             client::CheckpointRef ref;
             ref.step = 1;

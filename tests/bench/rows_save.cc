@@ -41,7 +41,7 @@ StatusOr<Row> SaveWarm(const Settings& settings) {
   testing::DaemonOptions options;
   // Two steps fit: steady state, where an old step makes room for the new one, begins with the
   // third.
-  options.budget_bytes = 2 * settings.bytes + (256 << 20);
+  options.budget_bytes = 2 * settings.bytes + settings.bytes / 4;
   CAIRN_ASSIGN_OR_RETURN(auto daemon, testing::Daemon::Start(options));
   CAIRN_ASSIGN_OR_RETURN(auto session, client::Session::Connect(daemon->Client("bench")));
   CAIRN_ASSIGN_OR_RETURN(Buffer source, Buffer::Make(settings.bytes));
@@ -96,7 +96,7 @@ struct Warm {
 
 StatusOr<Warm> Start(const Settings& settings) {
   testing::DaemonOptions options;
-  options.budget_bytes = 2 * settings.bytes + (256 << 20);
+  options.budget_bytes = 2 * settings.bytes + settings.bytes / 4;
   Warm warm;
   CAIRN_ASSIGN_OR_RETURN(warm.daemon, testing::Daemon::Start(options));
   CAIRN_ASSIGN_OR_RETURN(warm.session, client::Session::Connect(warm.daemon->Client("bench")));

@@ -9,17 +9,24 @@ the pairs. Where `ratio` is null the bar is on `value` itself, and the reference
 lines are passed through.
 
 A bar is missed when what it is on is worse than 1.05 × bar twice: a row that misses is run once more.
+
+--tiny runs each row once, as small as it can be (bench_row.sized, tests/bench/tiny.h), and ignores the bars.
+A row fails when its program fails, or when it has no figure. The outcomes go to the file that --json names.
 """
 
 from __future__ import annotations
 
+import argparse
+import concurrent.futures
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
@@ -198,7 +205,7 @@ def find_program(name: str) -> Path:
     return found[0]
 
 
-def run_rows(command: list[str], rows: list[str]) -> dict[str, dict]:
+def run_rows(command: list[str], rows: list[str], *, tiny: bool = False) -> dict[str, dict]:
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(BUILD / "main" / "python")]),
@@ -206,6 +213,9 @@ def run_rows(command: list[str], rows: list[str]) -> dict[str, dict]:
         "CAIRN_BIN": str(BUILD / "bin"),
         "PYTHONPYCACHEPREFIX": str(BUILD / "pycache"),
     }
+    env.pop("CAIRN_BENCH_TINY", None)
+    if tiny:
+        env["CAIRN_BENCH_TINY"] = "1"
     process = subprocess.Popen(
         [*command, *rows], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
@@ -289,14 +299,72 @@ def machine() -> str:
     return f"{os.cpu_count()} × {cpu}, {memory} GiB, Linux {platform.release()}"
 
 
-def main() -> int:
+# --- a tiny round ------------------------------------------------------------------------------------------
+
+
+def outcome(row: dict) -> tuple[str, str]:
+    """("passed", "failed" or "skipped", why)."""
+    if "failed" in row:
+        return "failed", row["failed"]
+    if not row["samples"]:
+        return ("skipped", row["invalid"]) if row.get("invalid") else ("failed", "no samples")
+    if not math.isfinite(row["value"]):
+        return "failed", f"the figure is {row['value']}"
+    return "passed", ""
+
+
+def tiny_round(wanted: list[str]) -> list[dict[str, Any]]:
+    """The programs beside each other, as their figures do not matter; what takes long begins first."""
+    found: dict[str, dict] = {}
+
+    def run(program: tuple[list[str], list[str]]) -> None:
+        command, has = program
+        rows = [name for name in wanted if name in has]
+        begin = time.monotonic()
+        if rows:
+            found.update(run_rows(command, rows, tiny=True))
+            script = next((word for word in command if word.endswith(".py")), command[0])
+            print(f"  ({Path(script).name}: {time.monotonic() - begin:.1f} s)", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        list(pool.map(run, reversed(programs())))
+    outcomes = [dict(zip(("outcome", "reason"), outcome(found[n]), strict=True)) for n in wanted]
+    return [{"name": name, **how} for name, how in zip(wanted, outcomes, strict=True)]
+
+
+# --- all of it ---------------------------------------------------------------------------------------------
+
+
+def chosen(words: list[str]) -> list[str]:
     wanted, unknown = [], []
-    for word in sys.argv[1:] or ORDER:  # "apply/1000" also stands for its rows
+    for word in words or ORDER:  # "apply/1000" also stands for its rows
         rows = [word] if word in ORDER else [row for row in ORDER if row.startswith(word + "/")]
         wanted += rows
         unknown += [] if rows else [word]
     if unknown:
         raise SystemExit(f"no such row: {', '.join(unknown)}; there are {', '.join(ORDER)}")
+    return wanted
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="*", metavar="ROW")
+    parser.add_argument("--tiny", action="store_true", help="each row once, tiny, without its bar")
+    parser.add_argument("--json", type=Path, help="where the outcomes of a tiny round go")
+    arguments = parser.parse_args()
+    wanted = chosen(arguments.rows)
+    if arguments.tiny:
+        outcomes = tiny_round(wanted)
+        for row in outcomes:
+            if row["reason"]:
+                print(f"{row['name']} {row['outcome']}: {row['reason']}", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(outcomes, indent=1, ensure_ascii=False))
+        return 1 if any(row["outcome"] == "failed" for row in outcomes) else 0
+    return measure(wanted)
+
+
+def measure(wanted: list[str]) -> int:
     found: dict[str, dict] = {}
     for command, has in programs():
         rows = [name for name in wanted if name in has]

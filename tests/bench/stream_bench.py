@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import bench_row
+from bench_row import sized
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "main"
-STREAMS = [str(BUILD / "client" / "gpu" / "gpu_streams"), "host", "1024"]
+STREAMS = [str(BUILD / "client" / "gpu" / "gpu_streams"), "host", str(sized(1024, 64))]
 PIPELINE = [str(BUILD / "tests" / "bench" / "pipeline_bench")]
-PAIRS = 9
+PAIRS = sized(9, 1)
 MEMCPY = "memcpy, one thread, faulted"
 SLOWEST = "the slowest stage alone: 64 buckets of 20 ms"
 # Name → program, bar, reference, and what a reference takes at most on a machine fit for this.

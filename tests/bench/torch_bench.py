@@ -27,16 +27,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench_row import sized
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("CAIRN_BIN") or ROOT / "build" / "bin")
-GIB = 1 << 30
+STATE_BYTES = sized(1024, 32) << 20
 TENSORS = 400
-WORDS = GIB // 8 // TENSORS  # int64 per tensor, rounded down
-PAIRS = int(os.environ.get("CAIRN_BENCH_PAIRS", "9"))
+WORDS = STATE_BYTES // 8 // TENSORS  # int64 per tensor, rounded down
+PAIRS = sized(9, 1)
 # Room for two checkpoints and no third, so that the third save meets a slab this process has mapped; the
 # first two of each kind are discarded.
-BUDGET = 5 * GIB // 2
-WARM_UP = 2
+BUDGET = 5 * STATE_BYTES // 2
+WARM_UP = sized(2, 1)
 BARS = {"torch_save": 8.0, "torch_load": 3.0, "torch_load_mmap": 0.95}
 # torch.save of 1 GiB to tmpfs takes about 0.7 s on the machines the bars were set on.
 ABSURD_S = 10.0
@@ -58,7 +60,7 @@ if not mmap:
     # A virtual machine gives freed pages back to its host, and the first touch afterwards costs ten times
     # what either load does. Both loads get pages that the machine has.
     import mmap as maps
-    room = maps.mmap(-1, 3 << 29, flags=maps.MAP_PRIVATE | maps.MAP_ANONYMOUS)
+    room = maps.mmap(-1, int(sys.argv[4]), flags=maps.MAP_PRIVATE | maps.MAP_ANONYMOUS)
     room.madvise(maps.MADV_HUGEPAGE)
     for at in range(0, len(room), 4096):
         room[at] = 1
@@ -75,7 +77,10 @@ print(json.dumps({"took": took, "sums": sums}))
 
 def load_once(what: str, path: str, mode: str, expected: list[int]) -> float:
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, what, path, mode], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", LOAD, what, path, mode, str(3 * STATE_BYTES // 2)],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if done.returncode != 0:
         raise RuntimeError(f"{what} load failed: {done.stderr[-2000:]}")
@@ -300,7 +305,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="cairn-bench-"))
     files = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir="/dev/shm"))
     try:
-        if shutil.disk_usage(files).free < 3 * GIB:
+        if shutil.disk_usage(files).free < 3 * STATE_BYTES:
             raise SystemExit("/dev/shm has less than 3 GiB free")
         with daemon(folder) as socket:
             os.environ["CAIRN_SOCKET"] = socket

@@ -28,14 +28,14 @@ import cairn  # before cairn_raw, whose generated types lie in a folder of that 
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "faults"))
-from bench_row import row  # noqa: E402
-from cairn_daemon import GIB, KIB, MIB, Node, node  # noqa: E402
+from bench_row import row, sized  # noqa: E402
+from cairn_daemon import KIB, MIB, Node, node  # noqa: E402
 from patience import until  # noqa: E402
 
 ROWS = ("sessions", "neighbour/save", "neighbour/load")
 FIRST_UID = 40_000  # uids that no user of this machine has
 
-SESSIONS, SESSION_USERS, SESSION_SAMPLES = 1_000, 8, 5
+SESSIONS, SESSION_USERS, SESSION_SAMPLES = sized(1_000, 80), 8, sized(5, 1)
 
 # --- other users' processes ------------------------------------------------------------------------------
 
@@ -184,8 +184,10 @@ def row_sessions() -> dict[str, Any]:
 
 # --- a neighbour that floods -----------------------------------------------------------------------------
 
-OPERATIONS, PAIRS = 300, 5  # of a round; of rounds, undisturbed and flooded
+# Operations of a round; pairs of rounds, undisturbed and flooded.
+OPERATIONS, PAIRS = sized(300, 5), sized(5, 1)
 OBJECT_BYTES = 8 * MIB
+NODE_BYTES = sized(1024, 256) * MIB
 
 
 def save_and_load(socket: str) -> Iterator[dict[str, Any]]:
@@ -329,7 +331,7 @@ def neighbour_rows() -> list[dict[str, Any]]:
             why = f"no flood of half a processor: {error}"
             return [row(f"neighbour/{name}", "ms", 3, [], reference, invalid=why) for name in names]
         counts: Counts = {}
-        instance = stack.enter_context(node(budget=GIB, storage=False, journal=128 * MIB))
+        instance = stack.enter_context(node(budget=NODE_BYTES, storage=False, journal=128 * MIB))
         user = stack.enter_context(child("neighbour", FIRST_UID, socket=instance.socket))
         all_rounds = list(neighbour_rounds(instance, user, cgroup, counts))
     for way, counted in counts.items():

@@ -34,6 +34,7 @@ RING_SOURCES = ("server/engine/**/*.h", "server/engine/**/*.cc", "server/facts/*
 RING_SEEDS, SEEDS_WINDOW = 10_000, 2_500
 PREPARE_GUEST_S = 300  # its kernel has 70 MB
 GUEST_SUITE_S = 600
+BENCH_LIMIT_S = 900
 XML = "@XML@"
 
 
@@ -143,6 +144,20 @@ def python_stage(label: str, python: str, folders: tuple[str, ...]) -> Callable[
         Pytests(report, label, python, settings.full).run(folders)
 
     return run
+
+
+def bench_stage(settings: Settings, report: Report) -> None:
+    """Each row once, as small as it can be: it must run, and its bytes be right. The figures say nothing."""
+    output = RESULTS / "bench.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    command = [sys.executable, "tests/bench/run.py", "--tiny", "--json", str(output)]
+    shown = run_shown(command, BENCH_LIMIT_S)
+    rows = json.loads(output.read_text(encoding="utf-8")) if output.exists() else []
+    report.add([Case(f"bench:{row['name']}", row["outcome"], row["reason"]) for row in rows])
+    report.add_time("bench", shown.wall_s, shown.processor_s)
+    if shown.problem and not any(row["outcome"] == "failed" for row in rows):
+        report.add_one("bench", shown.problem)
 
 
 # --- mutants --------------------------------------------------------------------------------------
