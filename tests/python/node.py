@@ -8,12 +8,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cairn
+from patience import patient, until
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,20 +27,17 @@ def binary(name: str) -> Path:
     return path
 
 
-def until(what: Callable[[], Any], limit_s: float = 20) -> Any:
-    """The first true answer; only the limit decides, not the pause."""
-    deadline = time.monotonic() + limit_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
-    return found
+_held: list[socket.socket] = []
 
 
-def free_port() -> int:
-    """A TCP port on this machine that nobody listens at now: for a rendezvous of ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def held_port() -> int:
+    """A TCP port of this machine for a rendezvous of ranks. It stays bound here, so that the kernel gives it
+    to nobody; a rank that names it and sets SO_REUSEADDR gets it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _held.append(holder)
+    return int(holder.getsockname()[1])
 
 
 class Node:
@@ -79,19 +74,19 @@ class Node:
         return self
 
     def wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + 30
-        while True:
+        def answers() -> bool:
             assert self._keeper is not None and self._keeper.poll() is None, self.tail()
             try:
                 self.reader("probe").close()
-                return
             except cairn.Unavailable:
-                assert time.monotonic() < deadline, self.tail()
-                time.sleep(0.02)
+                return False
+            return True
+
+        until("cairnd answers", answers, 30)
 
     def reader(self, job: str) -> cairn.Connection:
         before = cairn.current()
-        connection = cairn.connect(job, rank=-1, socket=self.socket, timeout=5)
+        connection = cairn.connect(job, rank=-1, socket=self.socket, timeout=patient(5))
         cairn.api._current = before
         return connection
 
@@ -105,7 +100,7 @@ class Node:
         """SIGKILL to the daemon; the keeper starts another, which is awaited."""
         old = self.daemon_pid()
         os.kill(old, signal.SIGKILL)
-        until(lambda: self.daemon_pid() not in (0, old))
+        until("the keeper started another", lambda: self.daemon_pid() not in (0, old))
         self.wait_until_it_answers()
 
     def kill(self) -> None:

@@ -34,7 +34,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import cairn
-from node import ROOT, binary, free_port
+from node import ROOT, binary, held_port
+from patience import patient
 
 PATIENCE_S = 60
 MARK = "\x1ecommand ended: "
@@ -211,7 +212,7 @@ class Reader:
             text = self._mine(command.shown)
             (self._work / written.group(1)).write_text(text, encoding="utf-8")
             return 0
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patient(PATIENCE_S)
         while True:
             printed = self.run(self._mine(command.command))
             if re.match(r"kill %\d", command.command):
@@ -244,10 +245,10 @@ class Reader:
     def _mine(self, text: str) -> str:
         """As this reader types it: with a place, addresses and free ports of its own."""
         endpoint = (
-            f"--rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{free_port()} --rdzv_id {uuid.uuid4()}"
+            f"--rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{held_port()} --rdzv_id {uuid.uuid4()}"
         )
         text = text.replace(self._place, str(self._home / "d")).replace("--standalone", endpoint)
-        text = re.sub(r"--master_port \d+", f"--master_port {free_port()}", text)
+        text = re.sub(r"--master_port \d+", f"--master_port {held_port()}", text)
         return re.sub(r"\b127\.0\.0\.(\d+):7400\b", rf"{self._hosts}.\1:7400", text)
 
     def _normalize(self, text: str) -> str:
@@ -283,7 +284,7 @@ class Reader:
         self._shell.stdin.write(f"{{ {command}\n}} </dev/null\nprintf '\\n{MARK}\\n'\n")
         self._shell.stdin.flush()
         printed: list[str] = []
-        deadline = time.monotonic() + 3 * PATIENCE_S
+        deadline = time.monotonic() + patient(3 * PATIENCE_S)
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))

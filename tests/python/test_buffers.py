@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from node import MIB, Node
+from patience import patient
 
 LENGTH = 9 * MIB + 3  # three blocks
 
@@ -183,7 +184,7 @@ def test_mistakes(c: cairn.Connection) -> None:
 
 def test_no_room_is_no_reason_to_stop(own_node: Node, job: str) -> None:
     """What is filled then is memory that costs next to nothing, and nothing is saved."""
-    with cairn.connect(job, timeout=5) as c, warnings.catch_warnings():
+    with cairn.connect(job, timeout=patient(5)) as c, warnings.catch_warnings():
         warnings.simplefilter("ignore", cairn.CairnWarning)
         length = 3 << 30
         with c.step(1) as s:
@@ -277,7 +278,7 @@ with c.step(2) as s:
 
 
 def test_the_writer_is_killed_while_it_fills(own_node: Node, job: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, job], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", KILLED, job], timeout=patient(60), check=False)
     assert ended.returncode == -signal.SIGKILL
     with cairn.connect(job) as c:
         assert c.latest().step == 1

@@ -17,6 +17,7 @@ from typing import Any
 import cairn
 import pytest
 from node import Node
+from patience import patient, until
 
 PRELUDE = """
 import os, pickle, signal, sys
@@ -55,7 +56,7 @@ class Child:
         self.process.stdin.flush()
 
     def ends(self) -> None:
-        assert self.process.wait(timeout=60) == 0
+        assert self.process.wait(timeout=patient(60)) == 0
 
     def kill(self) -> None:
         self.process.kill()
@@ -95,10 +96,7 @@ def what_is_saved(c: cairn.Connection, *steps: int) -> list[bytes]:
 
 def wait_until_nothing_is_written(node: Node, job: str) -> None:
     with node.reader(job) as reader:
-        deadline = time.monotonic() + 20
-        while reader.status()["writing_bytes"]:
-            assert time.monotonic() < deadline, "what the dead writer held came back"
-            time.sleep(0.02)
+        until("what the dead writer held came back", lambda: not reader.status()["writing_bytes"])
 
 
 # --- a connection --------------------------------------------------------------------------------------
@@ -319,14 +317,14 @@ def test_a_child_outlives_its_parent_and_the_next_attempt_waits_for_both(
     assert child.says() == "begun"
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    with cairn.connect(job, attempt=8, timeout=3) as next_life:
+    with cairn.connect(job, attempt=8, timeout=patient(5)) as next_life:
         with pytest.raises(cairn.FailedPrecondition, match=f"pid {child.process.pid} still saves"):
             save(next_life, 9)
     child.go()
     assert child.says() == "committed"
     child.go()
     child.ends()
-    with cairn.connect(job, attempt=8, timeout=20) as next_life:
+    with cairn.connect(job, attempt=8, timeout=patient(20)) as next_life:
         assert next_life.resume_latest().step == 2
         save(next_life, 3)
         assert what_is_saved(next_life, 1, 2, 3) == [b"parent's", b"child's", b"parent's"]

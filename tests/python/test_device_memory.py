@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 import zipfile
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ import torch
 from cairn import _native, device_memory, torch_format
 from cairn.weights import publish, stream
 from node import MIB, Node
+from patience import patient, until
 
 Weights = dict[str, torch.Tensor]
 
@@ -30,7 +30,7 @@ Weights = dict[str, torch.Tensor]
 def c(node: Node, request: pytest.FixtureRequest) -> Iterator[cairn.Connection]:
     job = re.sub(r"[^A-Za-z0-9._-]", "-", request.node.name)
     connection = cairn.connect(
-        job=f"{job}-{os.getpid()}", timeout=20, takes_fds=request.param == "descriptors"
+        job=f"{job}-{os.getpid()}", timeout=patient(20), takes_fds=request.param == "descriptors"
     )
     with contextlib.closing(connection):
         yield connection
@@ -178,7 +178,7 @@ def test_a_killed_writers_slabs_are_destroyed(monkeypatch: pytest.MonkeyPatch) -
             text=True,
         )
         assert writer.stdout is not None
-        with cairn.connect(job="killed", timeout=20) as c:
+        with cairn.connect(job="killed", timeout=patient(20)) as c:
 
             def count(name: str) -> int:
                 found: int = c.status()["counters"].get(name, 0)
@@ -189,10 +189,7 @@ def test_a_killed_writers_slabs_are_destroyed(monkeypatch: pytest.MonkeyPatch) -
             last = int(writer.stdout.readline())
             writer.kill()
             writer.wait()
-            deadline = time.monotonic() + 20
-            while count("slabs_condemned") < 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until("its slabs are condemned", lambda: count("slabs_condemned") >= 2)
             # What was committed stays what it is.
             newest = c.latest().step
             assert newest >= last

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node import MIB, ROOT, Node, free_port
+from node import MIB, ROOT, Node, held_port
 from pages import children
+from patience import patient
 
 EXAMPLES = ROOT / "hack" / "examples"
 MOST_KILLS = 3
@@ -41,13 +42,13 @@ def run(node: Node, command: list[str]) -> tuple[int, str]:
         text=True,
     )
     try:
-        printed, _ = process.communicate(timeout=PATIENCE_S)
+        printed, _ = process.communicate(timeout=patient(PATIENCE_S))
     except subprocess.TimeoutExpired:
         for pid in (*children(process.pid), process.pid):  # the ranks of a launcher, too
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         printed, _ = process.communicate()
-        raise AssertionError(f"has not ended after {PATIENCE_S} s:\n{printed}") from None
+        raise AssertionError(f"has not ended after {patient(PATIENCE_S):g} s:\n{printed}") from None
     return process.returncode, printed
 
 
@@ -117,7 +118,7 @@ def test_ranks_that_torchrun_starts_again_go_on_and_end_with_the_same_bits(
     script = str(EXAMPLES / f"{name}.py")
 
     def launch(restarts: int, *arguments: str) -> str:
-        rendezvous = [f"--rdzv_endpoint=127.0.0.1:{free_port()}", f"--rdzv_id={job}.{restarts}"]
+        rendezvous = [f"--rdzv_endpoint=127.0.0.1:{held_port()}", f"--rdzv_id={job}.{restarts}"]
         command = [*launcher, *rendezvous, f"--max_restarts={restarts}", script, *arguments]
         code, printed = run(examples_node, command)
         assert code == 0, printed

@@ -23,6 +23,7 @@ import cairn
 import pytest
 from cairn import notices
 from node import Node
+from patience import patient
 
 
 def save(c: cairn.Connection, step: int, **objects: Any) -> None:
@@ -67,7 +68,7 @@ def ranks(
         )
         for rank in range(world)
     ]
-    told = [process.communicate(timeout=120)[0] for process in processes]
+    told = [process.communicate(timeout=patient(120))[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * world
     return [[json.loads(line) for line in text.splitlines()] for text in told]
 
@@ -117,7 +118,7 @@ def test_finding_the_newest_decides_nothing(node: Node, job: str, tmp_path: Path
     with cairn.connect(job, attempt=1) as c:
         save(c, 1, a=b"1")
         c.persist(1)
-        c.wait(1, timeout=30)
+        c.wait(1, timeout=patient(30))
         head = c.latest().head
     told = ranks(2, "tell(which(cairn.connect(job).resume_latest()))", tmp_path, job)
     assert told[0] == told[1] and told[0][0][0][0] == 1
@@ -255,7 +256,7 @@ def test_storage_that_cannot_be_read_is_not_nothing(own_node: Node, job: str) ->
     with cairn.connect(job) as c:
         save(c, 1, a=b"1")
         c.persist(1)
-        c.wait(1, timeout=30)
+        c.wait(1, timeout=patient(30))
     own_node.kill()
     kept = own_node.storage.rename(own_node.folder / "elsewhere")
     own_node.storage.touch()  # no directory
@@ -274,7 +275,7 @@ def test_it_loads_from_storage_as_from_memory(own_node: Node, job: str) -> None:
     found = c.resume_latest()
     assert found is not None and found.source == "memory"
     c.persist(1)
-    c.wait(1, timeout=30)
+    c.wait(1, timeout=patient(30))
     c.remove(1, memory_only=True)
     stored = c.resume_latest()
     assert stored == found or stored is not None and stored.source == "storage"
@@ -368,7 +369,7 @@ def test_it_is_listed_also_when_another_one_counts_at_its_step(node: Node, job: 
         save(c, 1, a=b"1")
         save(c, 2, a=b"2", mine=b"")
         c.persist(2)
-        c.wait(2, timeout=30)
+        c.wait(2, timeout=patient(30))
     reader = node.reader(job)
     found = reader.resume_latest()
     assert found is not None and (found.step, found.attempt) == (2, 1)
@@ -391,7 +392,7 @@ def test_what_storage_has_lost_is_not_nothing(lost: str, own_node: Node, job: st
         for step in (0, 1):
             save(c, step, a=b"a" * 100, b=b"b")
             c.persist(step)
-            c.wait(step, timeout=30)
+            c.wait(step, timeout=patient(30))
             c.remove(step, memory_only=True)
     c = own_node.reader(job)
     found = c.resume_latest()
@@ -467,7 +468,11 @@ def test_a_found_checkpoint_travels_to_another_process(
     (tmp_path / "found").write_bytes(pickle.dumps(c.resume_latest()))
     code = f"import pickle; print(pickle.load(open({str(tmp_path / 'found')!r}, 'rb')).load('a'))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=True,
     )
     assert done.stdout.strip() == "b'1'"
 
@@ -763,7 +768,11 @@ def test_a_program_without_logging_sees_the_warnings_alone() -> None:
         "logging.getLogger('cairn').error('for whom asks')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=True,
     )
     assert "for whom asks" in done.stderr and "not for" not in done.stderr
 

@@ -10,7 +10,9 @@ import threading
 
 import cairn
 import pytest
+from in_call import in_call
 from node import Node
+from patience import patient, until
 
 LIFE = """
 import sys, cairn
@@ -29,7 +31,7 @@ def life(job: str, attempt: int, resume: str, *steps: int) -> None:
         [sys.executable, "-c", LIFE, job, resume, *map(str, steps)],
         env={**os.environ, "CAIRN_ATTEMPT": str(attempt)},
         check=True,
-        timeout=60,
+        timeout=patient(60),
     )
 
 
@@ -64,12 +66,15 @@ def test_a_consumer_that_waits_for_more_hears_of_a_rollback(node: Node, job: str
     latest = c.latest()
     assert latest.step == 9
     heard: list[int] = []
-    waiting = threading.Thread(target=lambda: heard.append(c.wait_after(9, timeout=30).step))
+    waiting = threading.Thread(
+        target=lambda: heard.append(c.wait_after(9, timeout=patient(30)).step)
+    )
     waiting.start()
+    until("it waits", lambda: in_call(waiting.ident or 0, "_in_slices"))
     life(job, 2, "6")
-    waiting.join(30)
+    waiting.join(patient(40))
     assert heard == [6]
-    assert c.wait_after(latest, timeout=5).step == 6, "nothing since that answer is missed"
+    assert c.wait_after(latest, timeout=patient(5)).step == 6, "nothing since that answer is missed"
 
 
 def test_a_file_has_no_attempt(node: Node, tmp_path: object) -> None:

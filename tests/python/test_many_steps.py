@@ -7,6 +7,7 @@ import random
 import cairn
 import pytest
 from node import MIB, Node
+from patience import patient
 
 
 @pytest.mark.parametrize("seed", [2, 3])
@@ -15,7 +16,9 @@ def test_a_large_step_after_many_small_ones_waits_for_nothing(seed: int) -> None
     choose = random.Random(seed)
     node = Node(budget=64 * MIB).start()
     try:
-        with cairn.connect("history", rank=0, world_size=1, socket=node.socket, timeout=5) as c:
+        with cairn.connect(
+            "history", rank=0, world_size=1, socket=node.socket, timeout=patient(5)
+        ) as c:
             for step in range(1500):
                 if choose.random() < 0.97:
                     size = choose.choice([1000, 5000, 20_000, 60_000, 200_000])

@@ -13,13 +13,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import cairn
 import pytest
 import torch
-from node import MIB, Node, until
+from in_call import in_call, interrupted_in
+from node import MIB, Node
+from patience import patient, until
 from stopped import go_on, stopped
 
 
@@ -80,7 +81,7 @@ def test_a_save_that_returns_when_it_is_copied(c: cairn.Connection) -> None:
     assert saving.staged
     training.forward_and_backward()
     training.optimizer.step()
-    assert saving.wait(30) and saving.ok and saving.complete and saving.error is None
+    assert saving.wait(patient(30)) and saving.ok and saving.complete and saving.error is None
     assert saving.bytes_copied >= saving.bytes > 0
     assert_saved(c, 1, expected)
     assert "complete" in repr(saving)
@@ -89,7 +90,7 @@ def test_a_save_that_returns_when_it_is_copied(c: cairn.Connection) -> None:
 def test_a_save_that_goes_on_until_the_optimizers_step(node: Node, c: cairn.Connection) -> None:
     """What the forward changes is as it was when the save began; what the step changes waits for it."""
     training = Training()
-    c.save_async(0, training.state(), overlap=training.optimizer).wait(30)
+    c.save_async(0, training.state(), overlap=training.optimizer).wait(patient(30))
     expected = copied(training.state())
     ended: list[bool] = []
     with stopped(node.daemon_pid()):
@@ -102,15 +103,18 @@ def test_a_save_that_goes_on_until_the_optimizers_step(node: Node, c: cairn.Conn
             if not hasattr(training.optimizer, "register_step_pre_hook"):  # before torch 2
                 c.fence()
             training.optimizer.step()
-            ended.append(True)
+            ended.append(saving.staged)
 
         stepping = threading.Thread(target=step)
         stepping.start()
-        time.sleep(0.3)
-        assert not ended  # the step waits for the copy
-    stepping.join(30)
-    assert ended and saving.staged
-    assert saving.wait(30) and saving.ok
+        until(
+            "the step waits for the copy",
+            lambda: ended or in_call(stepping.ident or 0, "_wait_staged"),
+        )
+        assert not ended
+    stepping.join(patient(30))
+    assert ended == [True]
+    assert saving.wait(patient(30)) and saving.ok
     assert_saved(c, 1, expected)
     assert c.latest().step == 1
 
@@ -122,7 +126,7 @@ def test_fence_waits_for_the_copy(node: Node, c: cairn.Connection) -> None:
         assert not c.fence(timeout=0.1)
     assert c.fence() and saving.staged
     weights += 1
-    assert saving.wait(30) and saving.ok
+    assert saving.wait(patient(30)) and saving.ok
     assert torch.equal(c.load("1/w.pt"), torch.arange(1000.0))
 
 
@@ -131,17 +135,17 @@ def test_a_tensor_that_changed_without_a_fence_is_named_and_nothing_is_saved(
 ) -> None:
     state = {"layer": {"weight": torch.zeros(1000), "bias": torch.zeros(10)}}
     tensors = list(state["layer"].values())
-    c.save_async(1, {"m.pt": state}, overlap=tensors).wait(30)
+    c.save_async(1, {"m.pt": state}, overlap=tensors).wait(patient(30))
     with stopped(node.daemon_pid()):
         saving = c.save_async(2, {"m.pt": state}, overlap=tensors)
         state["layer"]["weight"] += 1
-    assert saving.wait(30)
+    assert saving.wait(patient(30))
     with pytest.raises(cairn.FailedPrecondition, match="m.pt: layer.weight; call fence"):
         c.fence()
     assert c.latest().step == 1  # promise 1: nothing torn ever counts
     with pytest.raises(cairn.NotFound):
         c.load("2/m.pt")
-    assert c.save_async(3, {"m.pt": state}, overlap=tensors).wait(30)  # told once
+    assert c.save_async(3, {"m.pt": state}, overlap=tensors).wait(patient(30))  # told once
     assert torch.equal(c.load("3/m.pt")["layer"]["weight"], torch.ones(1000))
 
 
@@ -154,7 +158,7 @@ def test_an_optimizer_that_steps_past_its_hook_is_found_out(
         with torch.no_grad():
             for parameter in training.model.parameters():
                 parameter.mul_(2)
-    assert saving.wait(30) and not saving.ok
+    assert saving.wait(patient(30)) and not saving.ok
     with pytest.raises(cairn.FailedPrecondition, match="0.weight, m.*3 more"):
         c.fence()
 
@@ -166,7 +170,7 @@ def test_a_state_of_data_is_watched_through_its_parameters(node: Node, c: cairn.
         saving = c.save_async(1, {"m.pt": state}, overlap=training.optimizer)
         with torch.no_grad():
             training.model[0].bias.mul_(2)
-    assert saving.wait(30) and not saving.ok
+    assert saving.wait(patient(30)) and not saving.ok
     with pytest.raises(cairn.FailedPrecondition, match="m.pt: 0.bias; call fence"):
         c.fence()
 
@@ -182,7 +186,7 @@ def test_what_is_not_the_optimizers_is_copied_at_once(node: Node, c: cairn.Conne
         )
         average += 1
         array[0] = raw[0] = 0
-    assert saving.wait(30) and saving.ok, saving.error
+    assert saving.wait(patient(30)) and saving.ok, saving.error
     assert not c.load("1/s.pt")["ema"].any()
     assert bytes(c.load("1/raw")) == b"abc" and bytes(c.load("1/view")) == b"xyz"
 
@@ -194,7 +198,7 @@ def test_a_tensor_without_a_version_is_copied_at_once(node: Node, c: cairn.Conne
         saving = c.save_async(1, {"t.pt": [tensor]}, overlap=[tensor])
         with torch.inference_mode():
             tensor += 1
-    assert saving.wait(30) and saving.ok, saving.error
+    assert saving.wait(patient(30)) and saving.ok, saving.error
     assert not c.load("1/t.pt")[0].any()
 
 
@@ -202,17 +206,17 @@ def test_a_failure_reaches_the_loop_at_its_next_call(job: str) -> None:
     """Without `strict` as a warning, like `step`'s, and the training goes on."""
     node = Node(budget=64 * MIB).start()
     try:
-        with cairn.connect(job, socket=node.socket, timeout=2) as c:
+        with cairn.connect(job, socket=node.socket, timeout=patient(5)) as c:
             big = torch.zeros(100 * MIB, dtype=torch.uint8)
             with pytest.warns(cairn.CairnWarning, match="step 1 .* was not saved"):
                 saving = c.save_async(1, {"big.pt": big}, overlap=[big])
-                assert saving.wait(30) and isinstance(saving.error, cairn.Full)
+                assert saving.wait(patient(30)) and isinstance(saving.error, cairn.Full)
                 assert c.fence()
             assert c.failures == {"Full": 1}
-            assert c.save_async(2, {"small.pt": 1}).wait(30)
+            assert c.save_async(2, {"small.pt": 1}).wait(patient(30))
             assert c.latest().step == 2
             with pytest.raises(cairn.Full):
-                c.save_async(3, {"big.pt": big}, overlap=[big], strict=True).wait(30)
+                c.save_async(3, {"big.pt": big}, overlap=[big], strict=True).wait(patient(30))
                 c.fence()
             with pytest.raises(cairn.Full):
                 c.save_async(4, {"big.pt": big}, strict=True)
@@ -228,7 +232,7 @@ def test_skip_leaves_out_a_step_while_the_one_before_goes_on(
         first = c.save_async(1, {"w.pt": weights}, overlap=[weights])
         second = c.save_async(2, {"w.pt": weights}, overlap=[weights], busy="skip")
         assert second.skipped and second.done and not second.ok and "skipped" in repr(second)
-    assert first.wait(30) and first.ok
+    assert first.wait(patient(30)) and first.ok
     assert not c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="skip").skipped
     assert c.fence()
     c.close()
@@ -237,29 +241,29 @@ def test_skip_leaves_out_a_step_while_the_one_before_goes_on(
 def test_skip_leaves_out_a_step_for_which_there_is_no_memory(job: str) -> None:
     node = Node(budget=64 * MIB).start()
     try:
-        with cairn.connect(job, socket=node.socket) as c:
+        with cairn.connect(job, socket=node.socket, timeout=patient(300)) as c:
             weights = torch.ones(24 * MIB, dtype=torch.uint8)
             for step in (1, 2):
-                assert c.save_async(step, {"w.pt": weights}, busy="skip").wait(30)
+                assert c.save_async(step, {"w.pt": weights}, busy="skip").wait(patient(30))
                 c.pin(step)  # it may not go
             begin = time.monotonic()
             skipped = c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="skip")
             assert skipped.skipped and skipped.done and skipped.error is None
-            assert time.monotonic() - begin < 5, "it waits no longer than a moment"
+            assert time.monotonic() - begin < patient(30), "it waits no longer than a moment"
             assert c.failures == {} and c.latest().step == 2
             small = c.save_async(4, {"w.pt": weights[:1000].clone()}, busy="skip")
-            assert small.wait(30) and small.ok
+            assert small.wait(patient(30)) and small.ok
             c.pin(1, False)
             again = c.save_async(5, {"w.pt": weights}, busy="skip")
-            assert again.wait(30) and again.ok and c.latest().step == 5
+            assert again.wait(patient(30)) and again.ok and c.latest().step == 5
     finally:
         node.remove()
 
 
 def test_a_save_that_cannot_begin_is_told_and_not_called_skipped(job: str) -> None:
     node = Node().start()
-    with cairn.connect(job, socket=node.socket, timeout=1.0) as c:
-        assert c.save_async(1, {"a": b"bytes"}, busy="skip").wait(30)
+    with cairn.connect(job, socket=node.socket, timeout=patient(5)) as c:
+        assert c.save_async(1, {"a": b"bytes"}, busy="skip").wait(patient(30))
         node.remove()
         with pytest.warns(cairn.CairnWarning, match="step 2 .*Unavailable"):
             saving = c.save_async(2, {"a": b"bytes"}, busy="skip")
@@ -273,15 +277,15 @@ def test_a_daemon_that_dies_during_the_copy_fails_that_save_at_most(job: str) ->
         with cairn.connect(job, socket=node.socket) as c, warnings.catch_warnings():
             warnings.simplefilter("ignore", cairn.CairnWarning)
             weights = torch.zeros(40 * MIB, dtype=torch.uint8)
-            c.save_async(1, {"w.pt": weights}).wait(30)
+            c.save_async(1, {"w.pt": weights}).wait(patient(30))
             for step in (2, 3):
                 saving = c.save_async(step, {"w.pt": weights}, overlap=[weights])
                 node.kill_daemon()
-                assert saving.wait(60)
+                assert saving.wait(patient(60))
                 c.fence()
                 assert c.latest().step == step if saving.ok else c.latest().step < step
             last = c.save_async(9, {"w.pt": weights})
-            assert last.wait(60) and last.ok and c.latest().step == 9
+            assert last.wait(patient(60)) and last.ok and c.latest().step == 9
     finally:
         node.remove()
 
@@ -304,13 +308,13 @@ def test_a_forked_child_waits_for_nothing(node: Node, c: cairn.Connection) -> No
             saving.wait()
             c.fence()
             os._exit(0)
-        deadline = time.monotonic() + 20
-        while os.waitpid(child, os.WNOHANG) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-                pytest.fail("the child waits for its parent's save")
-            time.sleep(0.01)
-    assert saving.wait(30) and saving.ok
+        try:
+            until("the child ended", lambda: os.waitpid(child, os.WNOHANG) != (0, 0))
+        except AssertionError:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+    assert saving.wait(patient(30)) and saving.ok
 
 
 @pytest.mark.parametrize(
@@ -337,13 +341,13 @@ def test_bad_input_names_the_field(
     with pytest.raises((ValueError, TypeError), match=says):
         c.save_async(**given)
     again = c.save_async(1, {"w.pt": 1})
-    assert again.wait(30) and again.ok
+    assert again.wait(patient(30)) and again.ok
 
 
 def test_objects_that_cannot_be_pickled_fail_at_once(c: cairn.Connection) -> None:
     with pytest.raises(Exception, match="pickle"):
         c.save_async(1, {"f.pt": lambda: None})
-    assert c.save_async(1, {"w.pt": 1}).wait(30)
+    assert c.save_async(1, {"w.pt": 1}).wait(patient(30))
     assert c.load("1/w.pt") == 1
 
 
@@ -352,7 +356,7 @@ def test_an_overlap_of_nothing_copies_all_at_once(node: Node, c: cairn.Connectio
     with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"b.pt": buffer}, overlap=[])
         buffer += 1
-    assert saving.wait(30) and saving.ok
+    assert saving.wait(patient(30)) and saving.ok
     assert not c.load("1/b.pt").any()
 
 
@@ -372,49 +376,33 @@ def test_what_hides_in_other_objects_is_copied_at_once(node: Node, c: cairn.Conn
             1, {"s.pt": {"p": parameter, "box": Box(hidden)}}, overlap=[parameter]
         )
         hidden += 1
-    assert saving.wait(30) and saving.ok
+    assert saving.wait(patient(30)) and saving.ok
     assert not c.load("1/s.pt", weights_only=False)["box"].tensor.any()
-
-
-@contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """By SIGINT, and so a KeyboardInterrupt, in the main thread."""
-    main = threading.main_thread().ident
-    assert main is not None
-    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main, signal.SIGINT))
-    # Who started the tests may ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
-    finally:
-        timer.join()
-        signal.signal(signal.SIGINT, before)
 
 
 def test_who_is_interrupted_before_all_is_copied_has_saved_nothing(
     node: Node, c: cairn.Connection
 ) -> None:
     weights = torch.zeros(1000)
-    c.save_async(1, {"w.pt": weights}).wait(30)
+    c.save_async(1, {"w.pt": weights}).wait(patient(30))
+    assert c.fence()  # so that the next one waits for itself alone
     with stopped(node.daemon_pid()):
-        with interrupted_after(0.3):
+        with interrupted_in("_wait_staged"):
             c.save_async(2, {"w.pt": weights})
         weights += 1
     assert c.fence()
-    assert c.save_async(3, {"w.pt": weights}).wait(30)
+    assert c.save_async(3, {"w.pt": weights}).wait(patient(30))
     assert c.latest().step == 3
     with pytest.raises(cairn.NotFound):
         c.load("2/w.pt")
 
 
 def test_who_is_interrupted_where_a_save_begins_can_save_again(node: Node, job: str) -> None:
-    with cairn.connect(job, timeout=2) as c:  # its attempt is chosen by the first save
-        with stopped(node.daemon_pid()), interrupted_after(0.3):
+    with cairn.connect(job, timeout=patient(5)) as c:  # its attempt is chosen by the first save
+        with stopped(node.daemon_pid()), interrupted_in("_enter"):
             c.save_async(1, {"w.pt": 1}, overlap=torch.ones(1))
-        assert c.fence(timeout=5)
-        assert c.save_async(2, {"w.pt": 1}).wait(30)
+        assert c.fence(timeout=patient(5))
+        assert c.save_async(2, {"w.pt": 1}).wait(patient(30))
         assert c.latest().step == 2
 
 
@@ -434,14 +422,14 @@ def test_a_save_within_a_save_is_refused(node: Node, c: cairn.Connection) -> Non
             c.save_async(1, {"w.pt": weights}, overlap=[weights])
 
             def interrupt() -> None:
-                until(lambda: c._savings._begins)
+                until("the second save begins", lambda: c._savings._begins)
                 os.kill(os.getpid(), signal.SIGUSR1)
-                until(lambda: refused)
+                until("the third is refused", lambda: refused)
                 go_on(node.daemon_pid())
 
             interrupting = threading.Thread(target=interrupt)
             interrupting.start()
-            assert c.save_async(2, {"w.pt": weights}).wait(30)  # waits for the one before
+            assert c.save_async(2, {"w.pt": weights}).wait(patient(30))  # waits for the one before
             interrupting.join()
         assert len(refused) == 1 and "within save_async" in str(refused[0])
         assert c.latest().step == 2
@@ -449,38 +437,41 @@ def test_a_save_within_a_save_is_refused(node: Node, c: cairn.Connection) -> Non
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_daemon_that_does_not_answer_is_waited_for_once(node: Node, job: str) -> None:
+def test_a_daemon_that_does_not_answer_is_waited_for_once(
+    node: Node, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = torch.zeros(1000)
-    with cairn.connect(job, timeout=2) as c, warnings.catch_warnings():
+    asked: list[cairn.Step] = []
+    monkeypatch.setattr(cairn.Step, "discard", asked.append)
+    with cairn.connect(job, timeout=patient(5)) as c, warnings.catch_warnings():
         warnings.simplefilter("ignore", cairn.CairnWarning)
-        c.save_async(1, {"w.pt": weights}).wait(30)
+        c.save_async(1, {"w.pt": weights}).wait(patient(30))
         with stopped(node.daemon_pid()):
-            begin = time.monotonic()
             saving = c.save_async(2, {"w.pt": weights}, overlap=[weights])
-            assert c.fence()
-            assert time.monotonic() - begin < 3.5, "it was waited for twice"
-            assert saving.wait(5)
+            assert c.fence(timeout=patient(30))
+            assert saving.wait(patient(30))
+            assert not asked, "it was waited for twice"
         assert isinstance(saving.error, (cairn.Timeout, cairn.Unavailable))
         next_one = c.save_async(3, {"w.pt": weights})
-        assert next_one.wait(30) and next_one.ok
+        assert next_one.wait(patient(30)) and next_one.ok
 
 
 def test_nothing_of_a_save_stays_alive(node: Node, c: cairn.Connection) -> None:
     def save(step: int, **arguments: Any) -> weakref.ref[torch.Tensor]:
         weights = torch.zeros(1000)
         saving = c.save_async(step, {"w.pt": weights}, overlap=[weights], **arguments)
-        saving.wait(30)
+        saving.wait(patient(30))
         return weakref.ref(weights)
 
     def save_that_fails() -> weakref.ref[torch.Tensor]:
         weights = torch.zeros(1000)
         saving = c.save_async(1, {"w.pt": weights}, overlap=[weights], writers=1)
-        saving.wait(30)
+        saving.wait(patient(30))
         weights = torch.zeros(1000)
         with stopped(node.daemon_pid()):
             saving = c.save_async(5, {"w.pt": weights}, overlap=[weights])
             weights += 1
-        saving.wait(30)
+        saving.wait(patient(30))
         with pytest.raises(cairn.FailedPrecondition):
             c.fence()
         return weakref.ref(weights)
@@ -502,7 +493,7 @@ def test_the_next_save_begins_before_it_tells_of_the_one_before(
     with stopped(node.daemon_pid()):
         saving = c.save_async(1, {"w.pt": weights}, overlap=[weights])
         weights += 1
-    assert saving.wait(30)
+    assert saving.wait(patient(30))
     with pytest.raises(cairn.FailedPrecondition, match="changed while"):
         c.save_async(2, {"w.pt": weights})
     assert c.fence()

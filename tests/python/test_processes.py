@@ -19,6 +19,7 @@ import kinds
 import pytest
 import torch
 from node import Node
+from patience import patient, until
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -43,7 +44,11 @@ def in_child(work: Callable[[], Any]) -> Any:
 def run_python(code: str, **environment: str) -> str:
     environment = {**os.environ, **environment}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -185,15 +190,12 @@ def test_a_writer_killed_in_the_middle_leaves_the_step_before(node: Node, job: s
         "    s.save(bytes(4_000_000), 'half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], timeout=patient(60))
     assert done.returncode == -signal.SIGKILL
     reader = node.reader(job)
     assert reader.latest().step == 1
     assert reader.load("1/obj.pt") == {"whole": True}
-    deadline = time.monotonic() + 20
-    while reader.status()["writing_bytes"]:
-        assert time.monotonic() < deadline, "what the dead writer held came back"
-        time.sleep(0.02)
+    until("what the dead writer held came back", lambda: not reader.status()["writing_bytes"])
 
 
 def test_a_copy_started_by_mistake_fences_no_one_alive(node: Node, job: str) -> None:
@@ -201,7 +203,7 @@ def test_a_copy_started_by_mistake_fences_no_one_alive(node: Node, job: str) -> 
     save_one(c, 1, {})
     out = run_python(
         "import cairn\n"
-        f"c = cairn.connect({job!r}, timeout=3)\n"
+        f"c = cairn.connect({job!r}, timeout={patient(5)})\n"
         "try:\n"
         "    with c.step(2) as s:\n"
         "        s.save(b'', 'a')\n"
@@ -282,7 +284,7 @@ def run_ranks(
         )
         for rank in range(world)
     ]
-    return [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
+    return [json.loads(process.communicate(timeout=patient(120))[0]) for process in ranks]
 
 
 def test_a_group_has_one_attempt(node: Node, job: str, tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ def test_a_step_goes_on_across_a_killed_daemon(own_node: Node, job: str) -> None
 
 def test_without_a_daemon_training_goes_on(own_node: Node, job: str) -> None:
     """Promise 4: an error, a bounded wait; never a hang, never the trainer's death."""
-    c = cairn.connect(job, timeout=2)
+    c = cairn.connect(job, timeout=patient(3))
     save_one(c, 1, {})
     own_node.kill()
     begin = time.monotonic()
@@ -359,7 +361,7 @@ def test_without_a_daemon_training_goes_on(own_node: Node, job: str) -> None:
             s.save({}, "a")
     assert not s.ok and isinstance(s.error, (cairn.Unavailable, cairn.Timeout))
     assert sum(c.failures.values()) == 1
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < patient(30)
     with pytest.raises((cairn.Unavailable, cairn.Timeout)):
         c.load("1/obj.pt")
     with pytest.raises((cairn.Unavailable, cairn.Timeout)):
@@ -368,7 +370,7 @@ def test_without_a_daemon_training_goes_on(own_node: Node, job: str) -> None:
 
 def test_a_full_cache_is_said_and_training_goes_on(own_node: Node, job: str) -> None:
     """Promise 4 and 8: 48 MiB do not go into 32."""
-    c = cairn.connect(job, timeout=5)
+    c = cairn.connect(job, timeout=patient(5))
     save_one(c, 1, {"small": 1})
     with pytest.warns(cairn.CairnWarning, match="Full") as warned:
         for _ in range(2):

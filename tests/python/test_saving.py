@@ -22,7 +22,9 @@ import kinds
 import numpy as np
 import pytest
 import torch
+from in_call import in_call
 from node import Node, binary
+from patience import patient, until
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def test_persisted_files_are_the_saved_bytes(c: cairn.Connection, node: Node) ->
     obj = kinds.make("forty_layers")
     save_one(c, 1, obj, "deep/model.pt")
     c.persist(1)
-    assert c.wait(1, "persisted", timeout=30).facts.persisted
+    assert c.wait(1, "persisted", timeout=patient(30)).facts.persisted
     path = node.storage / c.job / "1" / "deep" / "model.pt"
     kinds.assert_same(obj, torch.load(path))
     with zipfile.ZipFile(path) as archive:
@@ -456,9 +458,12 @@ def test_a_lone_writer_chooses_one_attempt_per_process(node: Node, job: str) -> 
 def test_waiting_for_the_next_step(node: Node, c: cairn.Connection) -> None:
     reader = node.reader(c.job)
     found: list[cairn.CheckpointInfo] = []
-    thread = threading.Thread(target=lambda: found.append(reader.wait_after(1, timeout=30)))
+    thread = threading.Thread(
+        target=lambda: found.append(reader.wait_after(1, timeout=patient(30)))
+    )
     save_one(c, 1, {})
     thread.start()
+    until("it waits", lambda: in_call(thread.ident or 0, "_in_slices"))
     save_one(c, 2, {})
     thread.join()
     assert found[0].step == 2
@@ -469,7 +474,7 @@ def test_waiting_for_the_next_step(node: Node, c: cairn.Connection) -> None:
 def test_waiting_for_what_the_policy_never_does_fails_at_once(c: cairn.Connection) -> None:
     save_one(c, 1, {})
     with pytest.raises(cairn.FailedPrecondition):
-        c.wait(1, "REPLICATED", timeout=30)
+        c.wait(1, "REPLICATED", timeout=patient(30))
     with pytest.raises(ValueError, match="level"):
         c.wait(1, "HOPED")
 
@@ -478,10 +483,10 @@ def test_a_policy_is_followed(node: Node, job: str) -> None:
     c = cairn.connect(job, policy=cairn.JobPolicy(mode="every", every=2))
     for step in (2, 3):
         save_one(c, step, {})
-    assert c.wait(2, "PERSISTED", timeout=30).level == "PERSISTED"
+    assert c.wait(2, "PERSISTED", timeout=patient(30)).level == "PERSISTED"
     c.set_policy(cairn.JobPolicy(mode="newest"))
     save_one(c, 5, {})
-    assert c.wait(5, "PERSISTED", timeout=30).facts.persisted
+    assert c.wait(5, "PERSISTED", timeout=patient(30)).facts.persisted
 
 
 def test_remove_asks_before_the_last_copy(c: cairn.Connection) -> None:
@@ -524,7 +529,7 @@ def test_status_tells_of_a_job_that_only_storage_has(own_node: Node, job: str) -
     with cairn.connect(job) as c:
         save_one(c, 7, {})
         c.persist(7)
-        c.wait(7, timeout=30)
+        c.wait(7, timeout=patient(30))
     own_node.kill()  # memory is gone
     own_node.start()
     told = cairn.status(job)
@@ -537,10 +542,7 @@ def test_status_says_of_a_job_that_it_cannot_tell(own_node: Node, job: str) -> N
     c = cairn.connect(job)
     save_one(c, 1, {})
     kept = own_node.storage.rename(own_node.folder / "elsewhere")
-    deadline = time.monotonic() + 30
-    while not c.status()["storage_problem"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until("it says that storage is away", lambda: c.status()["storage_problem"], 30)
     assert c.status(job)["latest_step"] == 1
     with pytest.raises((cairn.Unavailable, cairn.Timeout)):
         own_node.reader(job).status("nothing-of-it")
@@ -617,15 +619,13 @@ def test_what_was_saved_while_a_save_waited_is_not_replaced(node: Node, job: str
 
     saver = threading.Thread(target=save)
     saver.start()
-    deadline = time.monotonic() + 30
-    while f"of job {job} waits for the end of pid {other.pid}" not in node.log.read_text():
-        assert time.monotonic() < deadline, node.tail()
-        time.sleep(0.02)
+    waits = f"of job {job} waits for the end of pid {other.pid}"
+    until("the save waits", lambda: waits in node.log.read_text(), 30)
     other.stdin.write("\n")
     other.stdin.flush()
     assert other.stdout.readline() == "1\n"
-    other.communicate("\n", timeout=60)
-    saver.join(60)
+    other.communicate("\n", timeout=patient(60))
+    saver.join(patient(60))
     (error,) = refused
     assert type(error) is cairn.FailedPrecondition and "already holds a" in str(error)
     reader = node.reader(job)
@@ -649,10 +649,7 @@ def test_one_who_has_saved_goes_on_saving_while_storage_is_away(own_node: Node, 
     cairn.save(b"1", f"cairn://{job}/1/a")
     kept = own_node.storage.rename(own_node.folder / "elsewhere")
     reader = own_node.reader(job)
-    deadline = time.monotonic() + 30
-    while not reader.status()["storage_problem"]:
-        assert time.monotonic() < deadline, reader.status()
-        time.sleep(0.05)
+    until("it says that storage is away", lambda: reader.status()["storage_problem"], 30)
     for step in (2, 3):
         cairn.save(b"more", f"cairn://{job}/{step}/a")
     assert reader.load("3/a") == b"more"
@@ -663,7 +660,11 @@ def test_one_who_has_saved_goes_on_saving_while_storage_is_away(own_node: Node, 
         cairn.save(b"", f"cairn://{job}/0/b")
     code = f"import cairn; cairn.connect({job!r}, timeout=3); cairn.save(b'', '4/b')"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
     )
     assert "cairn.errors.Unavailable" in done.stderr or "cairn.errors.Timeout" in done.stderr
     kept.rename(own_node.storage)
@@ -690,7 +691,7 @@ def test_a_commit_has_memory_for_its_record(request: pytest.FixtureRequest, job:
             for i in range(random.randint(1, 4)):
                 sizes = [40, 400_000] if random.random() < 0.9 else [40]
                 s.save({"a": b"x" * random.choice(sizes)}, f"m{i}.pt")
-        assert s.ok and time.monotonic() - began < 5, step
+        assert s.ok and time.monotonic() - began < patient(30), step
 
 
 def test_save_raises_when_it_cannot(node: Node, job: str) -> None:

@@ -16,7 +16,8 @@ import cairn
 import pytest
 import torch
 from cairn.weights import publish
-from node import MIB, Node, until
+from node import MIB, Node
+from patience import patient, until
 
 MODEL = 16 * MIB
 
@@ -29,25 +30,24 @@ def model(step: int) -> dict[str, torch.Tensor]:
 
 # Says "STEP WAY" of each version, once all its bytes are those of that step and its slab is mapped for good.
 CONSUMER = """
-    import sys, time, torch, cairn
+    import sys, torch, cairn
     from cairn import weights
+    from patience import patient, until
 
     job, last = sys.argv[1], int(sys.argv[2])
-    c = cairn.connect(job=job, rank=-1, timeout=20)
-    for version in weights.follow(c, "cpu", timeout=60):
+    c = cairn.connect(job=job, rank=-1, timeout=patient(20))
+    for version in weights.follow(c, "cpu", timeout=patient(60)):
         tensors = dict(version)
         for i in range(8):
             expected = float(version.step * 100 + i)
             assert torch.equal(tensors[f"layers.{i}.w"],
                                torch.full_like(tensors[f"layers.{i}.w"], expected)), version.step
         stats = version.stats
-        deadline = time.monotonic() + 3  # it is mapped in the background, but where it cannot be
-        while time.monotonic() < deadline:
+        def is_mapped():  # in the background
             with weights.stream(c, version.step, "cpu") as again:
                 dict(again)
-            if again.stats["way"] == "standing":
-                break
-            time.sleep(0.02)
+            return again.stats["way"] == "standing"
+        until("its slab is mapped for good", is_mapped)
         print(version.step, stats["way"].replace(", ", "+"), stats["read_again"], flush=True)
         if version.step == last:
             break
@@ -77,7 +77,7 @@ class Consumer:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         assert self.line() == ["closed"]
-        assert self.process.wait(20) == 0
+        assert self.process.wait(patient(20)) == 0
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def follow_to(c: cairn.Connection, consumer: Consumer, steps: range) -> list[str
 def test_versions_come_from_standing_mappings_and_a_killed_consumers_slabs_are_destroyed(
     own_node: Node,
 ) -> None:
-    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+    with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         consumer = Consumer("policy", last=100)
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[:2] == ["1", "direct"]
@@ -124,7 +124,7 @@ def test_versions_come_from_standing_mappings_and_a_killed_consumers_slabs_are_d
 
         consumer.process.send_signal(signal.SIGKILL)
         consumer.process.wait()
-        until(lambda: counters(c).get("slabs_condemned", 0) >= 2)
+        until("its slabs are condemned", lambda: counters(c).get("slabs_condemned", 0) >= 2)
         for step in range(13, 18):
             assert publish(c, step, model(step)).ok
 
@@ -134,13 +134,13 @@ def test_versions_come_from_standing_mappings_and_a_killed_consumers_slabs_are_d
             ordered = now.get("slabs_condemned_destroyed", 0)
             return ordered == condemned and now["slabs_destroyed"] >= condemned
 
-        until(all_are_destroyed)
+        until("all condemned slabs are destroyed", all_are_destroyed)
         tensors = dict(cairn.weights.stream(c, 17, "cpu"))
         assert torch.equal(tensors["layers.3.w"], model(17)["layers.3.w"])
 
 
 def test_a_consumer_that_says_goodbye_costs_no_slab(own_node: Node) -> None:
-    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+    with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         consumer = Consumer("policy", last=6)
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
@@ -154,7 +154,7 @@ def test_a_consumer_that_says_goodbye_costs_no_slab(own_node: Node) -> None:
 
 
 def test_it_goes_on_when_the_daemon_is_killed(own_node: Node) -> None:
-    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+    with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         consumer = Consumer("policy", last=9)
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
@@ -167,15 +167,15 @@ def test_it_goes_on_when_the_daemon_is_killed(own_node: Node) -> None:
 
 def test_a_new_trainer_gets_the_slabs_that_the_consumer_gives_up(own_node: Node) -> None:
     consumer = Consumer("policy", last=15)
-    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+    with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
         assert follow_to(c, consumer, range(2, 6))[-1] == "standing"
-    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+    with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         destroyed = counters(c).get("slabs_condemned", 0)
         began = time.monotonic()
         ways = follow_to(c, consumer, range(6, 16))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < patient(30)
         assert ways[-1] == "standing", ways
         assert counters(c).get("slabs_condemned", 0) == destroyed == 0
         consumer.end()
@@ -185,7 +185,7 @@ def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
     own_node: Node,
 ) -> None:
     consumer = Consumer("policy", last=100)
-    with contextlib.closing(cairn.connect(job="policy", timeout=20)) as c:
+    with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
         assert follow_to(c, consumer, range(2, 9))[-1] == "standing"
@@ -195,7 +195,7 @@ def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
             step += 1
             assert step < 40
         os.kill(consumer.process.pid, signal.SIGSTOP)
-    with contextlib.closing(cairn.connect(job="policy", timeout=60)) as c:
+    with contextlib.closing(cairn.connect(job="policy", timeout=patient(60))) as c:
         began = time.monotonic()
         refused = None
         for step in range(40, 45):
@@ -204,9 +204,9 @@ def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
                 refused = s
                 break
         assert refused is not None, "all slabs are mapped by the stopped consumer"
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < patient(30)
         assert f"pid {consumer.process.pid}" in str(refused.error), refused.error
         os.kill(consumer.process.pid, signal.SIGCONT)
-        until(lambda: publish(c, 50, model(50)).ok)
+        until("there is room again", lambda: publish(c, 50, model(50)).ok)
     consumer.process.kill()
     consumer.process.wait()

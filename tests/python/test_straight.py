@@ -17,7 +17,9 @@ from pathlib import Path
 import cairn
 import pytest
 import torch
-from node import MIB, Node, until
+from in_call import in_call
+from node import MIB, Node
+from patience import patient, until
 from stopped import go_on, stop, stopped
 
 
@@ -36,7 +38,7 @@ def weights_of(step: int) -> torch.Tensor:
 
 def fill(c: cairn.Connection) -> None:
     for step in (1, 2):
-        assert c.save_async(step, {"w.pt": weights_of(step)}).wait(30)
+        assert c.save_async(step, {"w.pt": weights_of(step)}).wait(patient(30))
         c.pin(step)  # it may not go
 
 
@@ -55,7 +57,7 @@ def test_what_finds_no_memory_goes_straight_into_storage(small: Node, job: str) 
         used = c.status()["used_bytes"]
         weights = weights_of(3)
         saving = c.save_async(3, {"w.pt": weights, "note": b"bytes"}, busy="storage")
-        assert saving.stored and saving.staged and saving.wait(30), saving
+        assert saving.stored and saving.staged and saving.wait(patient(30)), saving
         assert saving.ok and saving.complete and saving.bytes_copied == saving.bytes, saving
         weights.zero_()
         assert c.status()["used_bytes"] == used
@@ -66,14 +68,14 @@ def test_what_finds_no_memory_goes_straight_into_storage(small: Node, job: str) 
         assert torch.equal(torch.load(stock), weights_of(3)) and stock.stat().st_uid == os.getuid()
         c.pin(1, False)
         again = c.save_async(4, {"w.pt": weights_of(4)}, busy="storage")
-        assert again.wait(30) and again.ok and not again.stored, "there is memory again"
+        assert again.wait(patient(30)) and again.ok and not again.stored, "there is memory again"
         assert c.latest().step == 4
 
 
 def test_a_daemon_that_starts_anew_finds_it(small: Node, job: str) -> None:
     with cairn.connect(job) as c:
         fill(c)
-        assert c.save_async(3, {"w.pt": weights_of(3)}, busy="storage").wait(30)
+        assert c.save_async(3, {"w.pt": weights_of(3)}, busy="storage").wait(patient(30))
         small.kill_daemon()
         assert c.latest().step == 3
         assert torch.equal(cairn.load(f"cairn://{job}/3/w.pt"), weights_of(3))
@@ -93,7 +95,8 @@ def test_it_goes_beside_the_save_before(node: Node, job: str) -> None:
             second = c.save_async(2, {"w.pt": beside}, overlap=[beside], busy="storage")
             assert second.stored and not first.done and not second.staged
         assert c.fence() and first.staged and second.staged
-        assert first.wait(30) and second.wait(30) and first.ok and second.ok, (first, second)
+        assert first.wait(patient(30)) and first.ok, first
+        assert second.wait(patient(30)) and second.ok, second
         assert c.latest().step == 2
         assert torch.equal(cairn.load(f"cairn://{job}/1/w.pt"), weights_of(1))
         assert torch.equal(cairn.load(f"cairn://{job}/2/w.pt"), weights_of(2))
@@ -101,22 +104,34 @@ def test_it_goes_beside_the_save_before(node: Node, job: str) -> None:
     assert not files_of(node, job, 1).exists(), "the policy is on demand"
 
 
-def test_what_changes_before_it_is_written_fails_the_save(node: Node, job: str) -> None:
+def test_what_changes_before_it_is_written_fails_the_save(
+    node: Node, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed: list[int] = []
+    commit = cairn.Step.commit
+
+    def noted(step: cairn.Step) -> None:
+        committed.append(step.step)
+        commit(step)
+
+    monkeypatch.setattr(cairn.Step, "commit", noted)
     with cairn.connect(job) as c:
-        assert c.save_async(1, {"small.pt": 1}).wait(30)
+        assert c.save_async(1, {"small.pt": 1}).wait(patient(30))
         weights, small = weights_of(3), torch.zeros(3)
         with stopped(node.daemon_pid()):
             first = c.save_async(2, {"small.pt": small}, overlap=[small])
             saving = c.save_async(3, {"w.pt": weights}, overlap=[weights], busy="storage")
             assert saving.stored
-            time.sleep(0.3)  # its checksums are taken
+            until("its checksums are taken, and it is committed", lambda: 3 in committed)
             weights += 1
-        assert first.wait(30) and first.ok
-        assert saving.wait(30) and isinstance(saving.error, cairn.FailedPrecondition), saving
+        assert first.wait(patient(30)) and first.ok
+        assert saving.wait(patient(30)) and isinstance(saving.error, cairn.FailedPrecondition), (
+            saving
+        )
         with pytest.raises(cairn.FailedPrecondition, match=r"changed while .*w\.pt"):
             c.fence()
         assert c.latest().step == 2 and not files_of(node, job, 3).exists()
-        assert c.save_async(3, {"w.pt": weights}).wait(30)
+        assert c.save_async(3, {"w.pt": weights}).wait(patient(30))
         assert torch.equal(cairn.load(f"cairn://{job}/3/w.pt"), weights)
 
 
@@ -124,7 +139,7 @@ def test_without_storage_it_is_told(job: str) -> None:
     node = Node(budget=64 * MIB, storage=False).start()
     try:
         with cairn.connect(job, socket=node.socket) as c:
-            assert c.save_async(1, {"w.pt": weights_of(1)}).wait(30)
+            assert c.save_async(1, {"w.pt": weights_of(1)}).wait(patient(30))
             # At once, and not when memory is full for the first time.
             with pytest.raises(cairn.FailedPrecondition, match=r'busy: "storage" .*storage\.root'):
                 c.save_async(2, {"w.pt": weights_of(2)}, busy="storage")
@@ -144,7 +159,7 @@ def test_a_daemon_that_dies_meanwhile_fails_it_at_most(small: Node, job: str, de
             saving = c.save_async(step, {"w.pt": weights}, overlap=[weights], busy="storage")
             time.sleep(delay)
             small.kill_daemon()
-            assert saving.wait(60)
+            assert saving.wait(patient(60))
             c.fence()
             if saving.ok:
                 saved = step
@@ -193,7 +208,14 @@ for step in range(3, 1000):
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "begins\n"
     last = int(trainer.stdout.readline())
-    time.sleep(0.25)
+
+    def is_under_way() -> bool:
+        try:
+            return bool(unpublished(small, job))
+        except FileNotFoundError:  # it was published meanwhile
+            return False
+
+    until("the next one is under way", is_under_way)
     trainer.send_signal(signal.SIGKILL)
     told = trainer.stdout.read().split()
     trainer.wait()
@@ -209,28 +231,48 @@ def test_a_writer_that_does_not_send_is_given_up(small: Node, job: str) -> None:
     with cairn.connect(job) as c:
         fill(c)
         script = """
-import cairn, os, signal, time, torch
+import cairn, time, torch
 c = cairn.connect("stands")
 weights = torch.ones(100 << 20, dtype=torch.uint8)
-saving = c.save_async(1, {"w.pt": weights}, overlap=[weights], busy="storage")
-while saving.bytes_copied == 0:
-    time.sleep(0.0005)
-assert not saving.staged, "it was sent before this looked"
-os.kill(os.getpid(), signal.SIGSTOP)
+for step in range(20):
+    saving = c.save_async(step, {"w.pt": weights}, overlap=[weights], busy="storage")
+    while saving.bytes_copied == 0 and not saving.staged:
+        time.sleep(0.0005)
+    print("sends", flush=True)
+    input()
+    print(saving.bytes_copied / saving.bytes, flush=True)
+    input()
+    c.fence()
 """
-        stands = subprocess.Popen([sys.executable, "-c", script])
-        _, status = os.waitpid(stands.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        stands = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        assert stands.stdin is not None and stands.stdout is not None
+        daemon = small.daemon_pid()
+        for step in range(20):
+            assert stands.stdout.readline() == "sends\n"
+            stop(daemon)  # it asks for no more
+            stands.stdin.write("\n")
+            if float(stands.stdout.readline()) < 0.5:
+                its_files = files_of(small, "stands", step)
+                break
+            go_on(daemon)  # most was sent before this looked
+            stands.stdin.write("\n")
+        else:
+            pytest.fail("each was sent before this looked")
+        stop(stands.pid)
+        go_on(daemon)
         assert c.save_async(3, {"w.pt": weights_of(3)}, busy="storage").ok
-        begin = time.monotonic()
-        os.kill(small.daemon_pid(), signal.SIGTERM)
-        old = small.daemon_pid()
-        while small.daemon_pid() == old and time.monotonic() < begin + 90:
-            time.sleep(0.05)
+        os.kill(daemon, signal.SIGTERM)
         # What is on its way is waited for, and the writer for half a minute, of which little had gone.
-        assert time.monotonic() - begin < 45
+        until("the daemon has ended", lambda: small.daemon_pid() != daemon, 90)
+        assert not its_files.exists()
         stands.kill()
-        stands.wait()
+        stands.communicate()
 
 
 def test_only_some_ranks_cannot_agree(node: Node, job: str) -> None:
@@ -252,7 +294,7 @@ def test_a_rank_that_fails_before_the_others_go_straight_stays_in_step_with_them
 
     def save(rank: int, number: int) -> cairn.Saving:
         saving = ranks[rank].save_async(3, {f"r{rank}.pt": {"try": number}}, busy="storage")
-        assert saving.wait(30)
+        assert saving.wait(patient(30))
         return saving
 
     answers[:] = [False, True]  # no save goes on; on some rank there is no room
@@ -293,21 +335,32 @@ def test_where_a_rank_does_not_answer_nothing_is_kept_of_the_save(
             broken.setattr("cairn.distributed.any_of", any_of)
             with pytest.raises(cairn.Unavailable, match="does not answer"):
                 c.save_async(1, {"w.pt": weights_of(1)}, busy=busy)
-        assert until(lambda: c.status()["writing_bytes"] == 0)
+        until("nothing is being written", lambda: c.status()["writing_bytes"] == 0)
         again = c.save_async(1, {"w.pt": weights_of(1)}, busy=busy)
-        assert again.wait(30) and again.ok, again
+        assert again.wait(patient(30)) and again.ok, again
 
 
 @pytest.mark.parametrize("busy", ["skip", "storage"])
 def test_a_daemon_that_answers_late_is_waited_for(node: Node, job: str, busy: str) -> None:
     """Only for room nobody waits long."""
     with cairn.connect(job) as c:
-        assert c.save_async(1, {"w.pt": weights_of(1)}).wait(30)
+        assert c.save_async(1, {"w.pt": weights_of(1)}).wait(patient(30))
         daemon = node.daemon_pid()
+        main = threading.get_ident()
+
+        def goes_on_late() -> None:
+            try:
+                until("the save asks", lambda: in_call(main, "save_async"))
+                time.sleep(1.0)  # longer than it waits for room
+            finally:
+                go_on(daemon)
+
         stop(daemon)
-        threading.Timer(1.0, go_on, [daemon]).start()
+        late = threading.Thread(target=goes_on_late)
+        late.start()
         saving = c.save_async(2, {"w.pt": weights_of(2)}, busy=busy)
-        assert saving.wait(30) and saving.ok and not saving.stored, saving
+        assert saving.wait(patient(30)) and saving.ok and not saving.stored, saving
+        late.join()
 
 
 def test_an_archive_that_changes_unseen_has_right_checksums_or_is_not_saved(
@@ -316,15 +369,19 @@ def test_an_archive_that_changes_unseen_has_right_checksums_or_is_not_saved(
     """Such changes, as through `.data`, move no version; an archive holds its own checksums."""
     with cairn.connect(job) as c:
         fill(c)
-        saved = 0
-        for step in range(3, 23):
+        tries, takes = 20, 0.0
+        for n in range(tries):
+            step = 3 + n
             weights = torch.zeros(48 * MIB, dtype=torch.uint8)
+            began = time.monotonic()
             saving = c.save_async(step, {"w.pt": weights}, overlap=[weights], busy="storage")
-            time.sleep(0.003 * (step - 3))
+            if n == 0:  # how long one takes, and that one is saved
+                assert saving.wait(patient(30)) and saving.ok
+                takes = time.monotonic() - began
+            time.sleep(takes * n / tries)
             weights.data[-1] = 7
-            assert saving.wait(30)
+            assert saving.wait(patient(30))
             if saving.ok:
-                saved += 1
                 with zipfile.ZipFile(files_of(small, job, step) / "w.pt") as archive:
                     assert archive.testzip() is None
                 c.remove(step, force=True)
@@ -332,4 +389,3 @@ def test_an_archive_that_changes_unseen_has_right_checksums_or_is_not_saved(
                 assert "changed" in str(saving.error), saving
             with contextlib.suppress(cairn.FailedPrecondition):
                 c.fence()
-        assert saved > 0

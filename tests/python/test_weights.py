@@ -25,7 +25,10 @@ import cairn
 import pytest
 import torch
 from cairn.weights import Part, Shard, Slice, publish, stream
-from node import MIB, Node, free_port
+from in_call import in_call
+from node import MIB, Node, held_port
+from patience import patient, until
+from stopped import stopped
 
 Weights = dict[str, torch.Tensor]
 
@@ -74,7 +77,7 @@ def c(node: Node, request: pytest.FixtureRequest) -> Iterator[cairn.Connection]:
 
 def connect(request: pytest.FixtureRequest, **arguments: Any) -> cairn.Connection:
     job = re.sub(r"[^A-Za-z0-9._-]", "-", request.node.name)
-    return cairn.connect(job=f"{job}-{os.getpid()}", timeout=20, **arguments)
+    return cairn.connect(job=f"{job}-{os.getpid()}", timeout=patient(20), **arguments)
 
 
 # --- publishing and streaming
@@ -193,7 +196,7 @@ SHARDED = """
 
 @pytest.mark.torch2
 def test_dtensors_are_each_ranks_part(node: Node) -> None:
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held_port()), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(SHARDED)],
@@ -201,7 +204,7 @@ def test_dtensors_are_each_ranks_part(node: Node) -> None:
         )
         for rank in range(2)
     ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert [rank.wait(patient(60)) for rank in ranks] == [0, 0]
 
 
 def test_slices(c: cairn.Connection) -> None:
@@ -255,15 +258,15 @@ def test_files_stay_until_all_writers_have_committed(
             )
             for rank in range(2)
         )
-        assert publish(first, 1, path, remove_files=True, timeout=4).ok and path.exists()
+        assert publish(first, 1, path, remove_files=True, timeout=patient(5)).ok and path.exists()
         other = threading.Thread(target=publish, args=(second, 2, {}))
         other.start()
-        assert publish(first, 2, path, remove_files=True, timeout=15).ok
+        assert publish(first, 2, path, remove_files=True, timeout=patient(30)).ok
         other.join()
         assert not path.exists()
         # Once more: what was complete before is no reason.
         path.write_bytes(safetensors(head, b"efgh"))
-        assert publish(first, 2, path, remove_files=True, timeout=4).ok and path.exists()
+        assert publish(first, 2, path, remove_files=True, timeout=patient(5)).ok and path.exists()
 
 
 def test_files_stay_when_the_step_was_not_committed(c: cairn.Connection, tmp_path: Path) -> None:
@@ -424,9 +427,13 @@ def test_who_stops_taking_stops_the_stream(c: cairn.Connection) -> None:
         pass
     with pytest.raises(StopIteration):
         next(iter(s))
-    after = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    # The lanes of the process's streams stay; they are no more than its processors.
-    assert after[0] <= before[0] + 2 and after[1] <= before[1] + 2 + (os.cpu_count() or 1)
+
+    def are_few() -> bool:
+        after = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        # The lanes of the process's streams stay; they are no more than its processors.
+        return after[0] <= before[0] + 2 and after[1] <= before[1] + 2 + (os.cpu_count() or 1)
+
+    until("descriptors and threads are as few as before", are_few)
 
 
 def test_threads_that_share_a_stream_are_refused_or_end(c: cairn.Connection) -> None:
@@ -447,7 +454,7 @@ def test_threads_that_share_a_stream_are_refused_or_end(c: cairn.Connection) -> 
             taker.start()
         s.close()
         for taker in takers:
-            taker.join(20)
+            taker.join(patient(20))
             assert not taker.is_alive()
         assert all(isinstance(e, cairn.Error) for e in errors), errors
 
@@ -543,7 +550,7 @@ def test_a_consumer_waits_for_the_next_version(c: cairn.Connection) -> None:
     publish(c, 1, {"w": torch.tensor([1.0])})
     seen = c.latest()
     publish(c, 2, {"w": torch.tensor([2.0])})
-    version = c.wait_after(seen, timeout=5)
+    version = c.wait_after(seen, timeout=patient(5))
     assert version.step == 2
     same(dict(stream(c, version.step, "cpu")), {"w": torch.tensor([2.0])})
 
@@ -562,14 +569,15 @@ def test_a_consumer_follows_and_may_be_there_first(
 
         consumer = threading.Thread(target=consume)
         consumer.start()
+        until("it waits for the first", lambda: in_call(consumer.ident or 0, "_in_slices"))
         for step in range(3):
             publish(c, step, {"w": torch.tensor(float(step))})
-        consumer.join(20)
+        consumer.join(patient(20))
         assert not consumer.is_alive()
     assert came[-1] == (2, 2.0) and all(step == value for step, value in came)
+    versions = cairn.weights.follow(c, "cpu", timeout=patient(2))
+    next(versions)
     with pytest.raises(cairn.Timeout):
-        versions = cairn.weights.follow(c, "cpu", timeout=0.2)
-        next(versions)
         next(versions)
 
 
@@ -578,7 +586,7 @@ def test_a_version_that_cannot_be_streamed_ends_nothing_and_ordinary_steps_are_p
 ) -> None:
     """Bug: a version with a hole, or a step without weights, ended `follow` for good."""
     publish(c, 1, {"w": torch.tensor([1.0])})
-    versions = cairn.weights.follow(c, "cpu", timeout=5)
+    versions = cairn.weights.follow(c, "cpu", timeout=patient(5))
     assert next(versions).step == 1
     with c.step(2) as s:
         s.save(b"an optimizer's state", "optim")
@@ -594,12 +602,14 @@ def test_a_version_that_cannot_be_streamed_ends_nothing_and_ordinary_steps_are_p
 
 
 def test_a_consumer_that_waits_in_vain_is_told_for_what(c: cairn.Connection) -> None:
-    with pytest.raises(cairn.Timeout, match=rf"job {re.escape(c.job)}: no version within 0.2 s"):
-        next(cairn.weights.follow(c, "cpu", timeout=0.2))
+    limit_s = patient(2)
+    says = rf"job {re.escape(c.job)}: no version within {limit_s:g} s"
+    with pytest.raises(cairn.Timeout, match=says):
+        next(cairn.weights.follow(c, "cpu", timeout=limit_s))
     publish(c, 7, {"w": random(1)})
-    versions = cairn.weights.follow(c, "cpu", timeout=0.2)
+    versions = cairn.weights.follow(c, "cpu", timeout=limit_s)
     next(versions)
-    with pytest.raises(cairn.Timeout, match=r"no version after step 7 within 0.2 s"):
+    with pytest.raises(cairn.Timeout, match=f"no version after step 7 within {limit_s:g} s"):
         next(versions)
 
 
@@ -616,15 +626,14 @@ def test_who_waits_outlives_a_daemon_that_stands_still(
     """Bug: a wait is asked in pieces of a second, and one that was answered late ended it."""
     publish(c, 1, {"w": torch.tensor([1.0])})
     with contextlib.closing(connect(request, rank=-1)) as reader:
-        versions = cairn.weights.follow(reader, "cpu", timeout=60)
+        versions = cairn.weights.follow(reader, "cpu", timeout=patient(60))
         assert next(versions).step == 1
+        main = threading.get_ident()
 
         def stand_still() -> None:
-            os.kill(node.daemon_pid(), signal.SIGSTOP)
-            try:
-                time.sleep(4)
-            finally:
-                os.kill(node.daemon_pid(), signal.SIGCONT)
+            with stopped(node.daemon_pid()):
+                until("it waits", lambda: in_call(main, "_in_slices"))
+                time.sleep(4)  # longer than a piece of its wait, with what an answer may take
             publish(c, 2, {"w": torch.tensor([2.0])})
 
         still = threading.Thread(target=stand_still)
@@ -641,7 +650,7 @@ def test_to_wait_for_any_step_is_to_wait_after_minus_one(
     with pytest.raises(cairn.Timeout):
         c.wait_after(-1, timeout=0.1)
     publish(c, 0, {"w": torch.tensor(1)})
-    assert c.wait_after(-1, timeout=5).step == 0
+    assert c.wait_after(-1, timeout=patient(5)).step == 0
 
 
 # --- bad input
