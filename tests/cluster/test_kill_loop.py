@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cairn_raw import CairnError, TTransportException
+from patience import patient
 from ring import MIB, Ring, attempt_number, ring, until
 
 pytestmark = pytest.mark.full
@@ -74,7 +75,7 @@ class Loop:
         step = self.notes.step + 1
         try:
             for rank, writer in enumerate(self.writers):
-                self.r[rank].save(writer, step, part_bytes=PART, timeout_ms=20_000)
+                self.r[rank].save(writer, step, part_bytes=PART, timeout_ms=int(patient(20_000)))
         except (CairnError, TTransportException, OSError, EOFError, ValueError) as error:
             self.r.say(f"step {step} was not saved: {error}")
             return False

@@ -161,7 +161,7 @@ for step in range(1, 200):
         if error.code == RESOURCE_EXHAUSTED:
             print("full")
 try:
-    reply = spy.open(7_000_000, "x0000", MAP, timeout_ms=15_000)
+    reply = spy.open(7_000_000, "x0000", MAP, timeout_ms=PATIENCE_MS)
     got = os.pread(spy.leases[reply.lease], reply.slab_bytes, 0)
     alike = max(sum(a == b for a, b in zip(got, secret(step))) for step in range(1, 60))
     print("LENT", len(got), "alike", alike)
@@ -198,7 +198,7 @@ made = 0
 for i in range({most}):
     try:
         session = Raw({socket!r}, f"{name}-{{i}}-" + "x" * {length}, 1000, 0, 1, takes_fds=False)
-        session.create(1, {{}}, timeout_ms=3_000)
+        session.create(1, {{}}, timeout_ms=PATIENCE_MS)
         session.commit(1)
         session.vanish()
         made += 1

@@ -186,7 +186,7 @@ def test_memory_of_two_steps_on_each_node_is_enough_to_go_on(slow: bool) -> None
 
         def save(step: int) -> None:
             for rank, writer in enumerate(ranks):
-                r[rank].save(writer, step, part_bytes=part, timeout_ms=60_000)
+                r[rank].save(writer, step, part_bytes=part, timeout_ms=int(patient(60_000)))
 
         save(1)
         save(2)

@@ -84,7 +84,7 @@ def test_a_reader_of_what_lies_elsewhere_goes_on_with_another_holder() -> None:
         without_room(r)
         whole = content(JOB, 1, names(0)[0], LARGE)
         with r[2].session(JOB) as reader:
-            opened = reader.open(1, names(0)[0], timeout_ms=30_000)
+            opened = reader.open(1, names(0)[0], timeout_ms=int(patient(30_000)))
             assert opened.from_member and not opened.fd_sent and opened.slab == 0
             assert reader.do("readChunk", opened.lease, 0, MIB) == whole[:MIB]
             r[0].kill()
@@ -110,7 +110,7 @@ def test_loads_on_every_node_while_one_saves_are_of_one_generation() -> None:
             newest = (0, -1)
             while not ended.is_set():
                 try:
-                    opened = reader.open(NO_STEP, "state", timeout_ms=30_000)
+                    opened = reader.open(NO_STEP, "state", timeout_ms=int(patient(30_000)))
                     data = reader.read(opened)
                     reader.release(opened)
                 except CairnError as error:

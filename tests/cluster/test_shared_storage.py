@@ -20,7 +20,7 @@ PYTHON = "/usr/bin/python3"
 def persisted(r: Ring, rank: int, step: int, limit_s: float = 60) -> None:
     with r[rank].session(JOB) as reader:
         reader.change("persist", reader.ref(step))
-        reader.wait(step, PERSISTED, timeout_ms=int(limit_s * 1000))
+        reader.wait(step, PERSISTED, timeout_ms=int(patient(limit_s) * 1000))
 
 
 def files(r: Ring, step: int) -> Path:

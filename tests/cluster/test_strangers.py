@@ -185,10 +185,10 @@ def test_a_token_that_was_used_opens_nothing_again() -> None:
 
 
 def play(r: Ring, host: int, port: int, said: bytes) -> bytes:
-    """What node 0 answers to these bytes until it hangs up, or for a second."""
+    """What node 0 answers to these bytes until it hangs up."""
     answered = bytearray()
     with r.network.connect(host, r.network.addresses[0], port) as connection:
-        connection.settimeout(1)
+        connection.settimeout(patient(20))
         try:
             connection.sendall(said)
             while piece := connection.recv(1 << 20):

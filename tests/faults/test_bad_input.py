@@ -195,11 +195,18 @@ def test_lengths_beyond_every_sum_evict_nobody(shared: Node, writer: Raw, admitt
         lengths = {f"o{i:05d}": 1 << 43 for i in range(999)}
         if admitted:
             writer.create(1, {"small": 1})
-        message = refuses(RESOURCE_EXHAUSTED, writer.create, 1, lengths, timeout_ms=60_000)
+        message = refuses(
+            RESOURCE_EXHAUSTED, writer.create, 1, lengths, timeout_ms=int(patient(60_000))
+        )
         assert "never fit" in message
         whole = (1, 1 << 43, 1)
         message = refuses(
-            RESOURCE_EXHAUSTED, writer.create, 2, {"a": 1}, to_come=whole, timeout_ms=60_000
+            RESOURCE_EXHAUSTED,
+            writer.create,
+            2,
+            {"a": 1},
+            to_come=whole,
+            timeout_ms=int(patient(60_000)),
         )
         assert "never fit" in message
         assert all(victim.checkpoint(step).facts.resident for step in (1, 2))

@@ -279,7 +279,9 @@ def test_finished_jobs_make_room_once_they_are_in_storage() -> None:
     with node(budget=64 * MIB) as instance:
         for i in range(6):
             with instance.writer(f"done{i}", attempt_number()) as writer:
-                writer.save(1, {"a": pattern(f"done{i}", 25 * MIB)}, timeout_ms=20_000)
+                writer.save(
+                    1, {"a": pattern(f"done{i}", 25 * MIB)}, timeout_ms=int(patient(20_000))
+                )
                 writer.persist(1)
         with instance.session() as reader:
             for i in range(6):
@@ -292,7 +294,9 @@ def test_a_finished_job_owes_a_file_whatever_its_policy_and_then_makes_room() ->
     with node(budget=64 * MIB, persist="on-demand") as instance:
         for i in range(4):
             with instance.writer(f"owes{i}", attempt_number()) as writer:
-                writer.save(1, {"a": pattern(f"owes{i}", 25 * MIB)}, timeout_ms=30_000)
+                writer.save(
+                    1, {"a": pattern(f"owes{i}", 25 * MIB)}, timeout_ms=int(patient(30_000))
+                )
         with instance.session() as reader:
             for i in range(4):
                 assert reader.load(1, "a", job=f"owes{i}") == pattern(f"owes{i}", 25 * MIB)
@@ -306,7 +310,9 @@ def test_the_garbage_of_a_crash_loop_never_fills_memory() -> None:
             writer.save(1, {"r0": data})
         for _ in range(30):
             writer = instance.writer("loop", attempt_number(), 0, 2)
-            seals = writer.write(2, {"r0": pattern("half", 20 * MIB)}, timeout_ms=20_000)
+            seals = writer.write(
+                2, {"r0": pattern("half", 20 * MIB)}, timeout_ms=int(patient(20_000))
+            )
             writer.commit(2, seals)  # this rank's part is whole, the other's never comes
             writer.vanish()
         with instance.session("loop") as reader:
