@@ -10,6 +10,7 @@
 #include "common/member_name.h"
 #include "common/ring_nodes.h"
 #include "common/tcp_listener.h"
+#include "tests/support/patience.h"
 
 namespace cairn {
 namespace {
@@ -97,7 +98,8 @@ TEST(TcpListener, ListensOnceAPortThatIsTakenIsFree) {
   EXPECT_FALSE((*listener)->Await(stop, RealClock()->Now() + kNanosPerSecond));
   EXPECT_FALSE((*listener)->Await(go_on, RealClock()->Now()));
   other->Reset();
-  EXPECT_TRUE((*listener)->Await(go_on, RealClock()->Now() + 10 * kNanosPerSecond));
+  EXPECT_TRUE(
+      (*listener)->Await(go_on, RealClock()->Now() + testing::Patient(60 * kNanosPerSecond)));
   EXPECT_EQ((*listener)->Problem(), "");
   EXPECT_EQ(TcpAddress::OfSocket((*listener)->fd())->ToString(), taken.ToString());
 }

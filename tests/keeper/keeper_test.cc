@@ -24,6 +24,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
@@ -32,6 +33,7 @@
 #include "gtest/gtest.h"
 #include "server/keeper/death.h"
 #include "server/keeper/process.h"
+#include "tests/support/await.h"
 
 namespace {
 
@@ -70,7 +72,7 @@ UniqueFd TryConnect(const std::string& path, int type) {
 
 bool ExitsWithin(const UniqueFd& pidfd, Seconds limit) {
   pollfd polled = {pidfd.get(), POLLIN, 0};
-  return ::poll(&polled, 1, static_cast<int>(limit.count() * 1000)) == 1;
+  return ::poll(&polled, 1, static_cast<int>(testing::Patient(limit).count() * 1000)) == 1;
 }
 
 class KeeperTest : public ::testing::Test {
@@ -108,12 +110,11 @@ class KeeperTest : public ::testing::Test {
 
   void Call() {
     client_.Reset();
-    const auto deadline = std::chrono::steady_clock::now() + Seconds(20);
-    while (!client_.valid() && std::chrono::steady_clock::now() < deadline) {
+    // The keeper may not have bound it yet.
+    ASSERT_TRUE(testing::Await([&] {
       client_ = TryConnect(options_.socket_path, SOCK_STREAM);
-      if (!client_.valid()) ::poll(nullptr, 0, 1);  // the keeper has not bound it yet
-    }
-    ASSERT_TRUE(client_.valid());
+      return client_.valid();
+    }));
   }
 
   // What the daemon answers; empty when it died. Connects when there is no connection.
@@ -141,8 +142,7 @@ class KeeperTest : public ::testing::Test {
 
   // Returns once the keeper has passed one on to a daemon that counts them.
   void WaitForSigterm() {
-    const auto limit = std::chrono::steady_clock::now() + Seconds(20);
-    while (Tell("sigterms") == "0") ASSERT_LT(std::chrono::steady_clock::now(), limit);
+    ASSERT_TRUE(testing::Await([&] { return Tell("sigterms") != "0"; }));
   }
 
   void KillDaemon() {
@@ -507,10 +507,7 @@ TEST_F(KeeperTest, SafeModeEndsByItself) {
   StartKeeper();
   ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
   for (int i = 0; i < 3; ++i) KillDaemon();
-  const auto limit = std::chrono::steady_clock::now() + Seconds(20);
-  while (Tell("safe_mode") != "" || Tell("restarts") != "3") {
-    ASSERT_LT(std::chrono::steady_clock::now(), limit);
-  }
+  ASSERT_TRUE(testing::Await([&] { return Tell("safe_mode") == "" && Tell("restarts") == "3"; }));
   EXPECT_EQ(Tell("read 1 4"), "kept");
 }
 
@@ -590,11 +587,8 @@ TEST_F(KeeperTest, SighupThatTheCheckRefusesChangesNothing) {
   ASSERT_EQ(Tell("make 1 4096 kept"), "ok");
   const std::string daemon = Tell("pid");
   ::kill(keeper_, SIGHUP);
-  const auto limit = std::chrono::steady_clock::now() + Seconds(20);
-  while (::access((directory_ + "/checked").c_str(), F_OK) != 0) {
-    ASSERT_LT(std::chrono::steady_clock::now(), limit);
-    ::poll(nullptr, 0, 1);
-  }
+  ASSERT_TRUE(
+      testing::Await([&] { return ::access((directory_ + "/checked").c_str(), F_OK) == 0; }));
   EXPECT_EQ(Tell("make 2 4096 more"), "ok");
   EXPECT_EQ(Tell("pid"), daemon);
   ::unlink((directory_ + "/checked").c_str());
@@ -623,11 +617,7 @@ TEST_F(KeeperTest, StopWhileNoDaemonRunsReachesTheNextOneWhichCanPersist) {
   const pid_t daemon = std::stoi(Tell("pid"));
   KillDaemon();
   // The keeper has seen its end once nothing is left of it; before that SIGTERM would go to the dead one.
-  const auto limit = std::chrono::steady_clock::now() + Seconds(20);
-  while (::kill(daemon, 0) == 0) {
-    ASSERT_LT(std::chrono::steady_clock::now(), limit);
-    ::poll(nullptr, 0, 1);
-  }
+  ASSERT_TRUE(testing::Await([&] { return ::kill(daemon, 0) != 0; }));
   ::kill(keeper_, SIGTERM);
   LimitDescriptors(1024);
   EXPECT_EQ(WaitForKeeper(), 7);  // the daemon's own
@@ -690,6 +680,7 @@ TEST_F(KeeperTest, ADaemonThatIsStillDyingIsAwaited) {
   const UniqueFd end_of_daemon(dying[0]);
   const pid_t killed = ::fork();
   if (killed == 0) {
+    std::vector<pollfd> calls;
     for (const auto& [path, type] : {std::pair(options_.socket_path, SOCK_STREAM),
                                      std::pair(options_.socket_path + ".fd", SOCK_SEQPACKET)}) {
       sockaddr_un address = {};
@@ -700,8 +691,13 @@ TEST_F(KeeperTest, ADaemonThatIsStillDyingIsAwaited) {
           ::listen(socket, 8) != 0) {
         ::_exit(1);
       }
+      calls.push_back({socket, POLLIN, 0});
     }
-    if (::fork() == 0) ::usleep(300'000);  // its daemon, which has the sockets, too
+    // Its daemon, which has the sockets, too. It is gone soon after the keeper has found it.
+    if (::fork() == 0 &&
+        ::poll(calls.data(), 1, static_cast<int>(testing::Patient(int64_t{20'000}))) == 1) {
+      (void)!::write(dying[1], "x", 1);
+    }
     ::_exit(0);
   }
   int status = -1;
@@ -709,8 +705,11 @@ TEST_F(KeeperTest, ADaemonThatIsStillDyingIsAwaited) {
   ASSERT_EQ(status, 0);
   UniqueFd(dying[1]).Reset();
   StartKeeper();
-  ASSERT_TRUE(ExitsWithin(end_of_daemon, Seconds(10)));
-  EXPECT_EQ(Tell("restarts"), "0");
+  ASSERT_TRUE(ExitsWithin(end_of_daemon, Seconds(30)));
+  char found = 0;
+  EXPECT_EQ(::read(end_of_daemon.get(), &found, 1), 1) << "the keeper did not look";
+  // The dying one may still take a call, which it does not answer.
+  EXPECT_TRUE(testing::Await([&] { return Tell("restarts") == "0"; }));
 }
 
 TEST_F(KeeperTest, FileThatIsNoSocketIsLeftAlone) {

@@ -21,6 +21,7 @@
 #include "proto/frame.h"
 #include "tests/node/node_fixture.h"
 #include "tests/rpc/raw_client.h"
+#include "tests/support/await.h"
 
 namespace cairn::testing {
 namespace {
@@ -282,13 +283,12 @@ TEST_F(RpcServer, ADeadClientsSessionEndsAtTheClosedChannel) {  // R13
   EXPECT_EQ(keeper_.sessions(), 1u);
   client.reset();
   RawClient other(Socket());
-  for (;;) {
+  EXPECT_TRUE(Await([&] {
     wire::NodeStatus status;
     other.call().status(status);
-    if (status.sessions.empty()) break;
-    std::this_thread::yield();
-  }
-  while (keeper_.sessions() > 0) std::this_thread::yield();
+    return status.sessions.empty();
+  }));
+  EXPECT_TRUE(Await([&] { return keeper_.sessions() == 0; }));
 }
 
 // Whatever has happened to a channel meanwhile is told once there is an engine to hear it.
@@ -299,8 +299,8 @@ TEST_F(RpcServer, AChannelThatClosedWhileTheDaemonWasDownEndsItsSession) {
   client.reset();
   ++restarts_;
   Serve();
-  while (keeper_.sessions() > 0) std::this_thread::yield();
-  while (!node().State(engine::Caller())->sessions.empty()) std::this_thread::yield();
+  EXPECT_TRUE(Await([&] { return keeper_.sessions() == 0; }));
+  EXPECT_TRUE(Await([&] { return node().State(engine::Caller())->sessions.empty(); }));
 }
 
 // The second of two calls in one packet must not begin when its client has gone.
@@ -333,12 +333,10 @@ TEST_F(RpcServer, CallsBehindOneThatIsAbandonedDoNotBegin) {
     client.call().status(status);
     return status.counters["waiting_callers"];
   };
-  while (waiting() != 1) std::this_thread::yield();
+  ASSERT_TRUE(Await([&] { return waiting() == 1; }));
   ASSERT_EQ(shutdown(fd.get(), SHUT_WR), 0);
   DrainUntilClosed(fd.get());
-  const MonotonicNanos patience = RealClock()->Now() + 10 * kNanosPerSecond;
-  while (waiting() != 0 && RealClock()->Now() < patience) std::this_thread::yield();
-  EXPECT_EQ(waiting(), 0);
+  EXPECT_TRUE(Await([&] { return waiting() == 0; }));
 }
 
 TEST_F(RpcServer, AnUnattachedSessionEndsWithItsConnection) {
@@ -346,12 +344,7 @@ TEST_F(RpcServer, AnUnattachedSessionEndsWithItsConnection) {
   client.Hello(RawClient::HelloOf("job", 7, 0, 1));
   client.CloseThrift();
   // Asked of the node itself: no other client connects.
-  for (;;) {
-    auto state = node().State(engine::Caller());
-    ASSERT_TRUE(state.ok()) << state.status();
-    if (state->sessions.empty()) break;
-    std::this_thread::yield();
-  }
+  EXPECT_TRUE(Await([&] { return node().State(engine::Caller())->sessions.empty(); }));
 }
 
 TEST_F(RpcServer, CallsNeedASession) {
@@ -667,7 +660,7 @@ TEST_F(RpcServer, ChunksOfOneUserWaitInTurnForTheirRoom) {
     reader.call().open(opened, reader.NextCall(), open);
     reader.call().send_readChunk(opened.lease, 0, static_cast<int32_t>(bytes.size()));
   }
-  while (server_->held().message_bytes == 0) std::this_thread::yield();
+  ASSERT_TRUE(Await([&] { return server_->held().message_bytes > 0; }));
   EXPECT_LE(server_->held().message_bytes, uint64_t{8} << 20);
   std::vector<std::future<std::string>> receiving;
   for (auto& reader : readers) {
@@ -729,12 +722,11 @@ TEST_F(RpcServer, SessionsOfOneUserTogetherLeaveOnlyAShareOfDescriptorsLying) {
   EXPECT_LT(lying.size(), 1024U) << "a quarter of what the system lets the daemon have under way";
   for (const auto& [reader, lease] : lying) EXPECT_TRUE(reader->TakeFd(lease).valid());
   // The node looks at all now and then.
-  const absl::Time limit_of_all = absl::Now() + absl::Seconds(20);
   wire::Error still;
-  do {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  (void)Await([&] {
     still = ErrorOf([&] { EXPECT_EQ(readers.back()->Load("job", 1, "model"), "x"); });
-  } while (still.code == Code(absl::StatusCode::kResourceExhausted) && absl::Now() < limit_of_all);
+    return still.code != Code(absl::StatusCode::kResourceExhausted);
+  });
   EXPECT_EQ(still.code, 0) << still.message;
 }
 
@@ -776,10 +768,10 @@ TEST_F(RpcServer, WhatHalfAMessageTookIsGoneWithItsClient) {
             args->secret = &client.hello().secret;
           }));
   SendAll(fd.get(), Framed(std::string(100'000, 'x'), 1 << 20));
-  while (server_->held().message_bytes == 0) std::this_thread::yield();
+  ASSERT_TRUE(Await([&] { return server_->held().message_bytes > 0; }));
   EXPECT_EQ(server_->held().connections, 2u);
   fd.Reset();
-  while (server_->held().connections > 1) std::this_thread::yield();
+  EXPECT_TRUE(Await([&] { return server_->held().connections <= 1; }));
   EXPECT_EQ(server_->held().message_bytes, 0u);
 }
 
@@ -814,11 +806,10 @@ TEST_F(RpcServer, AClientBeyondTheBoundIsToldSo) {
   EXPECT_THROW(third.call().ping(), TTransportException) << "its first call is its last";
   second.call().ping();
   first.reset();
-  for (;;) {
+  EXPECT_TRUE(Await([&] {
     RawClient later(Socket());
-    if (ErrorOf([&] { later.call().ping(); }).code == 0) break;
-    std::this_thread::yield();
-  }
+    return ErrorOf([&] { later.call().ping(); }).code == 0;
+  }));
 }
 
 int Threads() {
@@ -867,10 +858,10 @@ TEST_F(RpcServer, AParkedCallHoldsNoThreadAndEndsWithItsConnection) {
     out->getTransport()->writeEnd();
     out->getTransport()->flush();
   }
-  while (waiting() < kParked) std::this_thread::yield();
+  ASSERT_TRUE(Await([&] { return waiting() >= kParked; }));
   EXPECT_EQ(Threads(), threads);
   for (auto& one : parked) one->CloseThrift();
-  while (waiting() > 0) std::this_thread::yield();
+  EXPECT_TRUE(Await([&] { return waiting() == 0; }));
 }
 
 TEST_F(RpcServer, AParkedCallIsAnsweredWhenTheDaemonStops) {
@@ -887,12 +878,11 @@ TEST_F(RpcServer, AParkedCallIsAnsweredWhenTheDaemonStops) {
     });
   });
   RawClient other(Socket());
-  for (;;) {
+  ASSERT_TRUE(Await([&] {
     wire::NodeStatus status;
     other.call().status(status);
-    if (status.counters["waiting_calls"] > 0) break;
-    std::this_thread::yield();
-  }
+    return status.counters["waiting_calls"] > 0;
+  }));
   node().Stop();
   EXPECT_EQ(parked.get().code, Code(absl::StatusCode::kUnavailable));
 }

@@ -16,6 +16,7 @@
 #include "tests/storage/faulty_storage.h"
 #include "tests/storage/memory_storage.h"
 #include "tests/storage/parts.h"
+#include "tests/support/patience.h"
 
 namespace cairn::storage {
 namespace {
@@ -269,7 +270,7 @@ TEST_F(SuspectsTest, WithoutAPageNobodyIsSuspected) {
 // Whether the call begins at once; it ends in any case.
 bool BeginsAtOnce(Suspects* suspects, const std::string& job) {
   auto begun = std::async(std::launch::async, [&] { return suspects->Begin(job, Use::kScan); });
-  return begun.wait_for(Millis(10'000)) == std::future_status::ready;
+  return begun.wait_for(testing::Patient(Millis(10'000))) == std::future_status::ready;
 }
 
 TEST_F(SuspectsTest, WhileASuspectIsReadNobodyElseIs) {

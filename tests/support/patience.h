@@ -5,10 +5,11 @@
 // requires of the product (a time-out that must not come sooner, say) is not multiplied.
 #pragma once
 
-#include <chrono>
-#include <cstdlib>
-
 #include <absl/time/time.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
 
 namespace cairn::testing {
 
@@ -26,5 +27,9 @@ std::chrono::duration<Rep, Period> Patient(std::chrono::duration<Rep, Period> bo
   return std::chrono::duration_cast<std::chrono::duration<Rep, Period>>(bound * PatienceFactor());
 }
 inline absl::Duration Patient(absl::Duration bound) { return bound * PatienceFactor(); }
+// Of nanoseconds (MonotonicNanos) or any other unit.
+inline int64_t Patient(int64_t bound) {
+  return static_cast<int64_t>(static_cast<double>(bound) * PatienceFactor());
+}
 
 }  // namespace cairn::testing

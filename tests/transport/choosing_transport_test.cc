@@ -4,8 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
+#include "tests/support/await.h"
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/rdma_nodes.h"
 #include "tests/transport/two_nodes.h"
@@ -20,21 +19,21 @@ enum class Has { kTcp, kRdma, kBoth };
 class Choosing : public ::testing::Test {
  protected:
   static constexpr PeerId kOwner = {.rank = 1, .incarnation = 5};
-  static constexpr MonotonicNanos kLeftOut = 2 * kNanosPerSecond;
 
-  void Start(Has owner, Has reader) {
-    owner_ = Make(kOwner, owner, owners_);
-    reader_ = Make(kReader, reader, readers_);
+  void Start(Has owner, Has reader, MonotonicNanos left_out = kLongStall) {
+    owner_ = Make(kOwner, owner, owners_, left_out);
+    reader_ = Make(kReader, reader, readers_, left_out);
     ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
     ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
     ASSERT_TRUE(owner_->Grant(token_, kReader, {{kOwned, 0, owned_.size()}}).ok());
   }
   std::unique_ptr<ChoosingTransport> Make(PeerId self, Has has,
-                                          const std::shared_ptr<FakeVerbsFaults>& faults) {
+                                          const std::shared_ptr<FakeVerbsFaults>& faults,
+                                          MonotonicNanos left_out) {
     std::unique_ptr<Transport> tcp, rdma;
     if (has != Has::kRdma) tcp = StartTcp(self);
     if (has != Has::kTcp) rdma = StartRdma(self, MakeFakeDevice(fabric_, faults));
-    return std::make_unique<ChoosingTransport>(std::move(tcp), std::move(rdma), kLeftOut);
+    return std::make_unique<ChoosingTransport>(std::move(tcp), std::move(rdma), left_out);
   }
   StatusOr<uint32_t> Read(uint64_t length = 4096) {
     const std::string region = *owner_->Describe({kOwned, 0, owned_.size()});
@@ -94,10 +93,16 @@ TEST_F(Choosing, APeerThatRdmaDoesNotReachGoesOnOverTcpForAWhile) {
   EXPECT_EQ(reader_->traffic().tcp_bytes, 4096U);
   ASSERT_TRUE(Read().ok());  // RDMA would reach it now, but it is not asked yet
   EXPECT_EQ(reader_->traffic().tcp_bytes, 2 * 4096U);
-  std::this_thread::sleep_for(std::chrono::nanoseconds(kLeftOut + kLeftOut / 4));
+  EXPECT_EQ(reader_->traffic().rdma_bytes, 4096U);
+}
+
+TEST_F(Choosing, APeerThatWasLeftOutIsReadOverRdmaAgain) {
+  Start(Has::kBoth, Has::kBoth, /*left_out=*/kNanosPerSecond / 10);
+  readers_->failing_reads = 2;
   ASSERT_TRUE(Read().ok());
-  EXPECT_EQ(reader_->traffic().tcp_bytes, 2 * 4096U);
-  EXPECT_EQ(reader_->traffic().rdma_bytes, 2 * 4096U);
+  EXPECT_EQ(reader_->traffic().rdma_bytes, 0U);
+  EXPECT_TRUE(
+      testing::Await([&] { return Read().ok() && reader_->traffic().rdma_bytes == 4096U; }));
 }
 
 TEST_F(Choosing, MemoryThatCannotBeLockedIsReadOverTcp) {

@@ -1,13 +1,14 @@
 // A device whose registrations take as long as a test wants.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <atomic>
-#include <chrono>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "server/transport/verbs.h"
+#include "tests/support/await.h"
 
 namespace cairn::transport {
 
@@ -28,8 +29,7 @@ class HeldDevice final : public VerbsDevice {
                                                   uint64_t length) override {
     const int number = ++hold_->begun;
     ++hold_->held;
-    while (hold_->on || number <= hold_->first)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(testing::Await([&] { return !hold_->on && number > hold_->first; }));
     --hold_->held;
     return device_->Register(fd, offset, length);
   }

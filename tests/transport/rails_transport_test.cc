@@ -4,8 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
+#include "tests/support/await.h"
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/rails_nodes.h"
 #include "tests/transport/two_nodes.h"
@@ -93,9 +92,7 @@ TEST_F(Rails, OneThatWasLeftOutIsReadOverAgain) {
   EXPECT_GE(reader_->traffic().rdma_rails_left_out, 1U);
   readers_[1]->failing_reads = 0;
   const int before = readers_[1]->reads;
-  std::this_thread::sleep_for(std::chrono::milliseconds(150));
-  ASSERT_TRUE(ReadAll().ok());
-  EXPECT_GT(readers_[1]->reads, before);
+  EXPECT_TRUE(testing::Await([&] { return ReadAll().ok() && readers_[1]->reads > before; }));
 }
 
 // Its owner's rail knows how the bytes came, and that rail's registrations are in doubt.

@@ -11,6 +11,7 @@
 
 #include "server/transport/choosing_transport.h"
 #include "server/transport/rdma_transport.h"
+#include "tests/support/await.h"
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/held_device.h"
 #include "tests/transport/rdma_nodes.h"
@@ -51,7 +52,7 @@ class SlowControl final : public RdmaControl {
                             MonotonicNanos deadline) override {
     ++slow_->opens;
     ++slow_->held;
-    while (slow_->hold_opens) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(testing::Await([&] { return !slow_->hold_opens; }));
     --slow_->held;
     CAIRN_RETURN_IF_ERROR(Wait(slow_->open, deadline));
     if (slow_->lose_opens > 0) {
@@ -122,14 +123,14 @@ TEST_F(RdmaSlow, ADeadlineThatPassesDuringOpen) {
 TEST_F(RdmaSlow, AShortDeadlineFailsNoOtherReadDuringConnect) {
   slow_->connect = 300 * kMs;
   auto late = Begin(reader_.get(), Request(0, 1000, 100 * kMs));
-  auto patient = Begin(reader_.get(), Request(8192, 1000, 30000 * kMs));
+  auto patient = Begin(reader_.get(), Request(8192, 1000, kLongStall));
   EXPECT_TRUE(patient.get().ok());
   late.wait();
 }
 TEST_F(RdmaSlow, AShortDeadlineFailsNoOtherReadDuringOpen) {
   slow_->open = 300 * kMs;
   auto late = Begin(reader_.get(), Request(0, 1000, 100 * kMs));
-  auto patient = Begin(reader_.get(), Request(8192, 1000, 30000 * kMs));
+  auto patient = Begin(reader_.get(), Request(8192, 1000, kLongStall));
   const auto crc = patient.get();
   EXPECT_TRUE(crc.ok()) << crc.status();
   late.wait();
@@ -137,20 +138,20 @@ TEST_F(RdmaSlow, AShortDeadlineFailsNoOtherReadDuringOpen) {
 // An owner that answers after 1.2 s (within `ask`, 2 s) is read.
 TEST_F(RdmaSlow, ASlowOwnerIsReadAllTheSame) {
   slow_->open = 1200 * kMs;
-  const auto crc = ReadNow(reader_.get(), Request(0, 1000, 8000 * kMs));
+  const auto crc = ReadNow(reader_.get(), Request(0, 1000, kLongStall));
   EXPECT_TRUE(crc.ok()) << crc.status() << " after asking " << slow_->opens;
 }
 // Others' asking holds up a deadline.
 TEST_F(RdmaSlow, ADeadlineIsNotHeldUpByWhatIsAskedForOthers) {
-  ASSERT_TRUE(ReadNow(reader_.get(), Request(0, 1000, 8000 * kMs)).ok());
+  ASSERT_TRUE(ReadNow(reader_.get(), Request(0, 1000, kLongStall)).ok());
   readers_->deaf = true;
   slow_->hold_opens = true;
   auto read = Begin(reader_.get(), Request(0, 1000, 200 * kMs));
   const GrantToken mine = token_;
   token_ = NewGrantToken();
   ASSERT_TRUE(owner_->Grant(token_, kReader, {All()}).ok());
-  auto other = Begin(reader_.get(), Request(8192, 1000, 30000 * kMs));
-  while (slow_->held == 0) std::this_thread::yield();
+  auto other = Begin(reader_.get(), Request(8192, 1000, kLongStall));
+  ASSERT_TRUE(testing::Await([&] { return slow_->held > 0; }));
   EXPECT_TRUE(absl::IsDeadlineExceeded(read.get().status()));
   EXPECT_EQ(slow_->held, 1);  // still being asked
   readers_->deaf = false;
@@ -161,9 +162,9 @@ TEST_F(RdmaSlow, ADeadlineIsNotHeldUpByWhatIsAskedForOthers) {
 // The answer of connect is lost: what the owner made stays.
 TEST_F(RdmaSlow, AConnectWhoseAnswerIsLostLeavesNothing) {
   slow_->lose_connect_answer = true;
-  for (int i = 0; i < 20; ++i) (void)ReadNow(reader_.get(), Request(0, 100, 8000 * kMs));
+  for (int i = 0; i < 20; ++i) (void)ReadNow(reader_.get(), Request(0, 100, kLongStall));
   slow_->lose_connect_answer = false;
-  ASSERT_TRUE(ReadNow(reader_.get(), Request(0, 100, 8000 * kMs)).ok());
+  ASSERT_TRUE(ReadNow(reader_.get(), Request(0, 100, kLongStall)).ok());
   EXPECT_LE(owner_->owner()->connections(), 2);
 }
 
@@ -289,10 +290,7 @@ TEST_F(RdmaSlow, Stress) {
   std::this_thread::sleep_for(std::chrono::seconds(3));
   stop = true;
   for (auto& t : threads) t.join();
-  const auto until = After(10);
-  while (ended < begun && RealClock()->Now() < until)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_EQ(ended, begun);
+  EXPECT_TRUE(testing::Await([&] { return ended == begun; }));
   reader_.reset();
   EXPECT_EQ(ended, begun);
   EXPECT_EQ(readers_->regions, 0);
@@ -317,13 +315,14 @@ TEST_F(RdmaSlow, DetachWaitsForNoOtherSlab) {
   ASSERT_TRUE(owner_->Grant(token_, kReader, {{1, 0, 4096}, {2, 0, 4096}}).ok());
   region_ = *owner_->Describe({1, 0, 4096});
   hold->on = true;
-  auto read = Begin(reader_.get(), Request(0, 4096, 60'000 * kMs));  // its Open registers slab 2
-  while (hold->held < 1) std::this_thread::yield();
+  auto read = Begin(reader_.get(), Request(0, 4096, kLongStall));  // its Open registers slab 2
+  ASSERT_TRUE(testing::Await([&] { return hold->held == 1; }));
   ASSERT_EQ(fallocate(a.Dup().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 1 << 20), 0);
   std::thread anew([&] { EXPECT_TRUE(owner_->Register(1).ok()); });
-  while (hold->held < 2) std::this_thread::yield();
+  EXPECT_TRUE(testing::Await([&] { return hold->held == 2; }));
   auto detached = std::async(std::launch::async, [&] { owner_->Detach(3); });
-  EXPECT_EQ(detached.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_EQ(detached.wait_for(testing::Patient(std::chrono::seconds(30))),
+            std::future_status::ready);
   hold->on = false;
   anew.join();
   EXPECT_TRUE(read.get().ok());
@@ -354,7 +353,7 @@ TEST_F(RdmaSlowChoosing, AShortDeadlineIsNoReasonToLeaveRdmaOut) {
   slow_->connect = 20 * kMs;  // a slow network, no more
   const auto late = ReadNow(both_.get(), Of(0, 1000, 5 * kMs));
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.status())) << late.status();
-  ASSERT_TRUE(ReadNow(both_.get(), Of(0, 1000, 8000 * kMs)).ok());
+  ASSERT_TRUE(ReadNow(both_.get(), Of(0, 1000, kLongStall)).ok());
   EXPECT_EQ(both_->traffic().rdma_left_out, 0U);
   EXPECT_EQ(both_->traffic().rdma_bytes, 1000U);
 }
@@ -363,17 +362,19 @@ TEST_F(RdmaSlowChoosing, AFullQueueIsNoReasonToLeaveRdmaOut) {
   Make(ChoosingTransport::kLeftOut, {.max_waiting = 1});
   slow_->connect = 100 * kMs;
   std::vector<std::future<StatusOr<uint32_t>>> reads;
-  for (int i = 0; i < 3; ++i) reads.push_back(Begin(both_.get(), Of(0, 1000, 8000 * kMs)));
+  for (int i = 0; i < 3; ++i) reads.push_back(Begin(both_.get(), Of(0, 1000, kLongStall)));
   for (auto& read : reads) (void)read.get();
   EXPECT_EQ(both_->traffic().rdma_left_out, 0U);
 }
 // The control wire hiccups once while the device works: what is known to be granted may be read on.
 TEST_F(RdmaSlowChoosing, AHiccupOfTheControlWireIsNoReasonToLeaveRdmaOut) {
   Make(ChoosingTransport::kLeftOut, {});
-  ASSERT_TRUE(ReadNow(both_.get(), Of(0, 1000, 8000 * kMs)).ok());
-  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  ASSERT_TRUE(ReadNow(both_.get(), Of(0, 1000, kLongStall)).ok());
   slow_->lose_opens = 1;
-  ASSERT_TRUE(ReadNow(both_.get(), Of(0, 1000, 8000 * kMs)).ok());
+  EXPECT_TRUE(testing::Await([&] {
+    EXPECT_TRUE(ReadNow(both_.get(), Of(0, 1000, kLongStall)).ok());
+    return slow_->lose_opens == 0;
+  }));
   EXPECT_EQ(both_->traffic().rdma_left_out, 0U);
 }
 }  // namespace

@@ -15,6 +15,7 @@
 #include "common/tcp_address.h"
 #include "server/transport/tcp_socket.h"
 #include "server/transport/tcp_wire.h"
+#include "tests/support/await.h"
 #include "tests/transport/two_nodes.h"
 
 namespace cairn::transport {
@@ -259,7 +260,8 @@ TEST_F(TcpTransportTest, RevokeCutsAStreamWhosePeerTakesNothing) {
   ASSERT_FALSE(stream.Hear(kAnswerBytes).empty());
   const MonotonicNanos before = RealClock()->Now();
   EXPECT_TRUE(owner_->Revoke(token_, ItsReads::kMayBeUnderWay));
-  EXPECT_LT(RealClock()->Now() - before, kLongStall / 2) << "it waits for no peer";
+  EXPECT_LT(RealClock()->Now() - before, testing::Patient(30 * kNanosPerSecond))
+      << "it waits for no peer";
   size_t heard = 0;
   while (!stream.Hear(1 << 14).empty()) heard += 1 << 14;
   EXPECT_LT(heard, kMaxReadBytes / 4);
@@ -274,7 +276,7 @@ TEST_F(TcpTransportTest, APeerThatTakesNothingIsCutOff) {
   for (int i = 0; i < 16; ++i) questions += Encode(Ask(0, kMaxReadBytes));
   stream.Say(questions);
   ASSERT_FALSE(stream.Hear(kOpenedBytes + kAnswerBytes).empty());
-  while (owner->streams() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(testing::Await([&] { return owner->streams() == 0; }));
 }
 
 TEST_F(TcpTransportTest, WrongOptionsAreNamed) {
@@ -305,7 +307,7 @@ TEST_F(TcpTransportTest, AnOwnerWhosePortIsTakenGrantsOnceItIsFree) {
   // No token goes to who listens there now.
   EXPECT_TRUE(absl::IsUnavailable(owner->Grant(token_, kReader, {{kOwned, 0, 100}})));
   squatter->Reset();
-  while (!owner->Problem().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(testing::Await([&] { return owner->Problem().empty(); }));
   ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 100}}).ok());
   const auto reader = Reader();
   const auto region = owner->Describe({kOwned, 0, 100});
@@ -347,14 +349,13 @@ TEST_F(TcpTransportTest, PiecesThatWaitForTheirTurnAreWritten) {
 
 // An opening that the kernel holds back, to send it with what follows, costs each new stream 200 ms.
 TEST_F(TcpTransportTest, ANewStreamIsOpenAtOnce) {
-  MonotonicNanos best = kLongStall;
-  for (int i = 0; i < 5; ++i) {  // the machine has other things to do at times
+  // One of many is: the machine has other things to do at times.
+  EXPECT_TRUE(testing::Await([&] {
     const auto reader = Reader();
     const MonotonicNanos before = RealClock()->Now();
-    ASSERT_TRUE(ReadNow(reader.get(), ReadOf(*owner_, token_, region_, 0, 100, fetched_)).ok());
-    best = std::min(best, RealClock()->Now() - before);
-  }
-  EXPECT_LT(best, 150 * kNanosPerMilli);
+    EXPECT_TRUE(ReadNow(reader.get(), ReadOf(*owner_, token_, region_, 0, 100, fetched_)).ok());
+    return RealClock()->Now() - before < 150 * kNanosPerMilli;
+  }));
 }
 
 // --- an owner that a test plays

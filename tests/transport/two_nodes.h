@@ -14,6 +14,7 @@
 
 #include "common/checksum.h"
 #include "server/transport/tcp_transport.h"
+#include "tests/support/patience.h"
 
 namespace cairn::transport {
 
@@ -55,7 +56,7 @@ class Memory {
 };
 
 // Longer than any test machine stands still, where a test is not about it.
-inline constexpr MonotonicNanos kLongStall = 60 * kNanosPerSecond;
+inline const MonotonicNanos kLongStall = testing::Patient(60 * kNanosPerSecond);
 
 inline std::unique_ptr<TcpTransport> StartTcp(
     PeerId self, TcpServerOptions server = {.stall = kLongStall, .idle = kLongStall},
@@ -67,7 +68,7 @@ inline std::unique_ptr<TcpTransport> StartTcp(
 }
 
 inline MonotonicNanos After(int64_t seconds) {
-  return RealClock()->Now() + seconds * kNanosPerSecond;
+  return RealClock()->Now() + testing::Patient(seconds * kNanosPerSecond);
 }
 
 // A read of [offset, offset+length) of `region`, to the same place in the slab `into`.
