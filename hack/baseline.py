@@ -20,7 +20,8 @@ def read(path: Path) -> Counter[str]:
 def check(path: Path, hits: Counter[str], *, shrink: bool) -> list[str]:
     """The problems: each hit that has no row, and each row that has no hit.
 
-    `shrink` removes the rows without a hit from the file, and reports only the hits without a row. It never adds.
+    `shrink` removes the rows without a hit from the file, and reports only the hits without a row. It adds
+    no row.
     """
     known = read(path)
     problems = [f"{hit} (new)" for hit in sorted((hits - known).elements())]
