@@ -61,7 +61,7 @@ class Home {
     for (Writer writer = 0; writer < writers_; ++writer) {
       const Rank rank = writer % kMembers;
       ReportDelta& entered = Add(rank, &said);
-      entered.writers[{1, writer}].reached = {step_, 0};
+      entered.writers[{1, {writers_, writer}}].reached = {step_, 0};
       entered.attempts[1] = {0, {}, 1};
     }
     for (Writer writer = 0; writer < writers_; ++writer) {
