@@ -44,3 +44,7 @@ target_compile_options(cairn_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshado
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(cairn_warnings INTERFACE -Wthread-safety -Wthread-safety-beta)
 endif()
+
+# A room's archive names its objects instead of copying them.
+set(CMAKE_CXX_ARCHIVE_CREATE "<CMAKE_AR> qcT <TARGET> <LINK_FLAGS> <OBJECTS>")
+set(CMAKE_CXX_ARCHIVE_APPEND "<CMAKE_AR> qT <TARGET> <LINK_FLAGS> <OBJECTS>")

@@ -41,6 +41,9 @@ function(cairn_test)
   endif()
   target_link_libraries(${T_NAME} PRIVATE ${T_DEPS} GTest::gtest GTest::gmock GTest::gtest_main
                                           cairn_warnings)
+  if(NOT CAIRN_SANITIZER)
+    target_link_options(${T_NAME} PRIVATE -Wl,-S)  # copying the line tables takes most of the linker's time
+  endif()
   add_test(NAME ${T_NAME} COMMAND ${T_NAME})
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 300)
