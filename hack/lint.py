@@ -206,6 +206,7 @@ def main() -> int:
             ("house arrows", lambda: script("check_includes.py")),
             ("structure", lambda: script("check_structure.py", show=True)),
             ("registered tests", lambda: script("check_tests.py")),
+            ("waits", lambda: script("check_waits.py")),
             ("mutants apply", lambda: script("mutants.py", "--check")),
             ("clang-format", lambda: clang_format(fix=False)),
             ("python syntax", python_syntax),
