@@ -177,6 +177,7 @@ def main() -> int:
             ("structure", lambda: script("check_structure.py", show=True)),
             ("registered tests", lambda: script("check_tests.py")),
             ("plain English", lambda: script("check_plain.py")),
+            ("tests that hope for time", lambda: script("check_waits.py")),
             ("mutants apply", lambda: script("mutants.py", "--check")),
             ("clang-format", lambda: clang_format(fix=False)),
             ("python syntax", python_syntax),

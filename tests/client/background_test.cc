@@ -12,6 +12,7 @@
 #include "client/cpp/copy_threads.h"
 #include "common/mutex.h"
 #include "gtest/gtest.h"
+#include "tests/support/await.h"
 
 namespace cairn::client {
 namespace {
@@ -96,14 +97,11 @@ TEST(CopyThreads, HelpersStayOutWhileItIsBesideAndJoinWhenItIsNotAnyMore) {
           MutexLock lock(&mu);
           (i < 100 ? before : after).insert(std::this_thread::get_id());
         }
-        // Until a helper has joined, which may be late.
-        for (int wait = 0; i > 100 && wait < 5000; ++wait) {
-          {
-            MutexLock lock(&mu);
-            if (after.size() > 1) break;
-          }
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        }
+        // A helper may join late.
+        EXPECT_TRUE(i != 101 || testing::Await([&] {
+                      MutexLock lock(&mu);
+                      return after.size() > 1;
+                    }));
         ++done;
       },
       &beside);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "server/storage/posix_storage.h"
+#include "tests/support/await.h"
 
 namespace cairn::testing {
 
@@ -164,17 +165,15 @@ void NodeFixture::StopNode() {
 }
 
 std::unique_ptr<catalog::Catalog> NodeFixture::OpenCatalog() {
-  // While the node makes the file SQLite says at once that it is locked: nobody waits for who turns one into a WAL.
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  for (;;) {
+  // While the node makes the file, SQLite says at once that it is locked.
+  StatusOr<std::unique_ptr<catalog::Catalog>> opened;
+  (void)Await([&] {
     std::string note;
-    auto opened = catalog::OpenSqliteCatalog(CatalogPath(), {}, &note);
-    if (opened.ok()) return *std::move(opened);
-    if (!absl::IsUnavailable(opened.status()) || std::chrono::steady_clock::now() > until) {
-      throw std::runtime_error(opened.status().ToString());
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+    opened = catalog::OpenSqliteCatalog(CatalogPath(), {}, &note);
+    return !absl::IsUnavailable(opened.status());
+  });
+  if (!opened.ok()) throw std::runtime_error(opened.status().ToString());
+  return *std::move(opened);
 }
 
 }  // namespace cairn::testing

@@ -14,6 +14,7 @@
 
 #include "common/mutex.h"
 #include "server/node/peer_links.h"
+#include "tests/support/patience.h"
 
 namespace cairn::testing {
 
@@ -155,7 +156,7 @@ class FakePeerHost : public node::PeerHost {
  private:
   template <typename F>
   bool Await(F come) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline = std::chrono::steady_clock::now() + Patient(std::chrono::seconds(20));
     MutexLock lock(&mu_);
     while (!come()) {
       if (!changed_.WaitUntil(&mu_, deadline)) return come();

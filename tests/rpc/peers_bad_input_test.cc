@@ -130,7 +130,8 @@ TEST_F(PeersBadInput, ADaemonThatClaimsAnothersRankElsewhereHarmsNobody) {
   StartPair();
   // It was started on another host, with a rank that was mistyped there and a clock that is ahead.
   rpc::PeersOptions mistyped = Options(1);
-  mistyped.ring.members[1] = FreeAddresses(1).front();
+  const HeldPort other;
+  mistyped.ring.members[1] = other.address();
   const auto impostor = Start(Life(1, 9'000, 'x'), mistyped);
   ASSERT_TRUE(impostor->host.AwaitExchanges(0, /*answered=*/false, 3));
   impostor->peers->Tell(0, peer::ReportWanted{"x"});
@@ -291,7 +292,7 @@ TEST_F(PeersBadInput, CutAndSenselessMessagesEndTheirConnection) {
 }
 
 TEST_F(PeersBadInput, WhoStopsInTheMiddleOfAMessageIsCutOff) {
-  options_.call_timeout = 200 * kNanosPerMilli;
+  options_.call_timeout = Patient(kNanosPerSecond);
   StartPair();
   RawPeer silent(ring_[0]), half(ring_[0]);
   ASSERT_TRUE(half.SendLength(1000).ok());
@@ -300,7 +301,7 @@ TEST_F(PeersBadInput, WhoStopsInTheMiddleOfAMessageIsCutOff) {
 }
 
 TEST_F(PeersBadInput, AMemberThatSaysNothingForLongIsCutOff) {
-  options_.idle_timeout = 500 * kNanosPerMilli;
+  options_.idle_timeout = Patient(kNanosPerSecond);
   StartPair();
   RawPeer raw(ring_[0]);
   ASSERT_FALSE(raw.Greet(SenderOf(b_)).success.__isset.refused);
@@ -349,18 +350,19 @@ TEST_F(PeersBadInput, AMemberThatTakesConnectionsAndNeverAnswersIsNoticed) {
   EXPECT_TRUE(first_->host.AwaitNobody(1));
   const MonotonicNanos took = RealClock()->Now() - begun;
   EXPECT_GE(took, options_.call_timeout);
-  EXPECT_LT(took, 5 * options_.call_timeout);
+  EXPECT_LT(took, Patient(10 * options_.call_timeout));
 }
 
 // It was dialled for as long as the options say, whatever the caller's deadline, and all others waited.
 TEST_F(PeersBadInput, AQuestionToAMemberThatNeverAnswersEndsByItsDeadline) {
   const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
   ASSERT_TRUE(listener.ok());
+  options_.call_timeout = Patient(60 * kNanosPerSecond);
   StartFirst();
   const MonotonicNanos begun = RealClock()->Now();
   const auto got = first_->peers->AskGrant(1, {SomePart(1), ""}, begun + 300 * kNanosPerMilli);
   EXPECT_TRUE(absl::IsDeadlineExceeded(got.status())) << got.status();
-  EXPECT_LT(RealClock()->Now() - begun, options_.call_timeout / 2);
+  EXPECT_LT(RealClock()->Now() - begun, Patient(30 * kNanosPerSecond));
 }
 
 TEST_F(PeersBadInput, SomethingElseThatListensThereIsNotBelieved) {

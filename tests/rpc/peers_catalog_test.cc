@@ -17,7 +17,6 @@ class PeersOfCatalog : public PeersFixture {
   void SetUp() override {
     PeersFixture::SetUp();
     ring_.erase(2);
-    elsewhere_ = FreeAddresses(1).front();
   }
   // At `address`, with what a member knows of the others.
   rpc::PeersOptions OptionsAt(engine::Rank rank, const std::string& address,
@@ -32,7 +31,8 @@ class PeersOfCatalog : public PeersFixture {
     return {1, {{1, ring_.at(0)}, {second, at}}};
   }
 
-  std::string elsewhere_;
+  const HeldPort other_port_;
+  const std::string elsewhere_ = other_port_.address();
   std::unique_ptr<Member> first_, second_, third_;
 };
 

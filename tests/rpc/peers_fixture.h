@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,20 +21,10 @@
 #include "server/rpc/peer_convert.h"
 #include "server/rpc/peers.h"
 #include "tests/rpc/fake_peer_host.h"
+#include "tests/support/held_port.h"
+#include "tests/support/patience.h"
 
 namespace cairn::testing {
-
-// Addresses at which nobody listens, no two alike: the kernel chooses the ports while all are taken.
-inline std::vector<std::string> FreeAddresses(size_t count) {
-  const auto any = TcpAddress::Parse("127.0.0.1:0");
-  std::vector<StatusOr<UniqueFd>> listeners;
-  std::vector<std::string> addresses;
-  while (addresses.size() < count) {
-    listeners.push_back(ListenTcp(*any));
-    addresses.push_back(TcpAddress::OfSocket(listeners.back()->get())->ToString());
-  }
-  return addresses;
-}
 
 inline engine::MemberId Life(engine::Rank rank, int64_t incarnation, char instance) {
   return {rank, incarnation, std::string(engine::kInstanceBytes, instance)};
@@ -54,12 +45,14 @@ class RawPeer {
       : never_(false) {
     auto socket = rpc::ConnectTcp(*TcpAddress::Parse(address), In(5), never_);
     EXPECT_TRUE(socket.ok()) << socket.status();
-    stream_ =
-        std::make_unique<rpc::PeerStream>(*std::move(socket), std::move(tls), 5 * kNanosPerSecond);
+    stream_ = std::make_unique<rpc::PeerStream>(*std::move(socket), std::move(tls),
+                                                Patient(5 * kNanosPerSecond));
   }
 
   rpc::PeerStream& stream() { return *stream_; }
-  static MonotonicNanos In(int seconds) { return RealClock()->Now() + seconds * kNanosPerSecond; }
+  static MonotonicNanos In(int seconds) {
+    return RealClock()->Now() + Patient(seconds * kNanosPerSecond);
+  }
 
   Status Send(const std::string& bytes) { return stream_->Send(bytes, In(5)); }
   Status SendLength(uint32_t length) {
@@ -138,8 +131,7 @@ class PeersFixture : public ::testing::Test {
   };
 
   void SetUp() override {
-    const std::vector<std::string> free = FreeAddresses(3);
-    for (engine::Rank rank = 0; rank < 3; ++rank) ring_[rank] = free[rank];
+    for (engine::Rank rank = 0; rank < 3; ++rank) ring_[rank] = ports_[rank].address();
     options_.exchange_interval = 50 * kNanosPerMilli;
     options_.back_off_min = 10 * kNanosPerMilli;
     options_.back_off_max = 50 * kNanosPerMilli;
@@ -170,6 +162,7 @@ class PeersFixture : public ::testing::Test {
   }
 
   const engine::MemberId a_ = Life(0, 100, 'a'), b_ = Life(1, 200, 'b');
+  const std::array<HeldPort, 3> ports_;
   std::map<engine::Rank, std::string> ring_;
   rpc::PeersOptions options_;
 };
