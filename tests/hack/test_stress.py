@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from driver.changed import changed_tests, default_base
 from driver.process import ROOT
+from patience import patient
 
 BEFORE = """
 def helper():
@@ -135,6 +137,14 @@ def test_one_that_fails_once_is_named_with_its_output(tmp_path: Path) -> None:
     assert code == 1 and times.read_text() == "xxx"
     assert "test_it, round 2: exit status 1" in said and "AssertionError: oh" in said
     assert "   3 rounds, 1 failed: " in said
+
+
+def test_what_burns_processor_time_ends_with_the_process_that_started_it() -> None:
+    burn = runpy.run_path(str(ROOT / "hack/stress"))["BURN"]
+    starts = "import os, subprocess, sys; subprocess.Popen([*sys.argv[1:], str(os.getpid())])"
+    command = [sys.executable, "-c", starts, sys.executable, "-c", burn]
+    # Its output ends when nobody has it any more.
+    subprocess.run(command, check=True, capture_output=True, timeout=patient(60))
 
 
 def test_one_that_never_fails_is_counted(tmp_path: Path) -> None:

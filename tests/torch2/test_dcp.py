@@ -8,9 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import signal
 import threading
-import time
 import warnings
 import weakref
 from pathlib import Path
@@ -23,7 +21,9 @@ import torch
 import torch.distributed.checkpoint as stock
 from cairn import torch_format
 from cairn.dcp import Reader, Writer
-from node import MIB, Node, until
+from in_call import in_call, interrupted_in
+from node import MIB, Node
+from patience import patient, until
 from torch.distributed.checkpoint import CheckpointException
 
 State = dict[str, Any]
@@ -168,7 +168,7 @@ def test_a_step_is_a_folder_that_the_stock_reader_reads(c: cairn.Connection, nod
     state = model()
     save(c, state, 3)
     c.persist(3)
-    c.wait(3, timeout=60)
+    c.wait(3, timeout=patient(60))
     into = blank(model(2))
     stock.load(into, storage_reader=stock.FileSystemReader(node.storage / c.job / "3"))
     assert_same(into, state)
@@ -270,7 +270,7 @@ def test_every_dtype_comes_back_bit_by_bit(
     for key, value in state.items():
         assert_same(into[key], value)
     c.persist(1)
-    c.wait(1, timeout=60)
+    c.wait(1, timeout=patient(60))
     again = {key: torch.empty_like(value) for key, value in state.items()}
     stock.load(again, storage_reader=stock.FileSystemReader(node.storage / c.job / "1"))
     for key, value in state.items():
@@ -299,7 +299,7 @@ def test_views_and_strides_and_shared_storages(c: cairn.Connection, node: Node) 
     for reader in (Reader(c, 1), None):
         if reader is None:
             c.persist(1)
-            c.wait(1, timeout=60)
+            c.wait(1, timeout=patient(60))
             reader = stock.FileSystemReader(node.storage / c.job / "1")
         into = {key: torch.zeros(value.shape, dtype=value.dtype) for key, value in state.items()}
         stock.load(into, storage_reader=reader)
@@ -417,7 +417,9 @@ def test_a_daemon_that_is_killed_before_the_metadata_is_written_costs_nothing(
 def test_memory_that_is_full_fails_the_save_and_leaves_the_one_before() -> None:
     node = Node(budget=64 * MIB, storage=False).start()
     try:
-        with cairn.connect(job="full", rank=0, world_size=1, socket=node.socket, timeout=2) as c:
+        with cairn.connect(
+            job="full", rank=0, world_size=1, socket=node.socket, timeout=patient(5)
+        ) as c:
             state = {"w": torch.arange(5 << 20, dtype=torch.int32)}
             save(c, state, 1)
             with pytest.raises(CheckpointException, match="memory: .* MiB wanted"):
@@ -501,7 +503,7 @@ def test_an_async_save_that_fails_before_it_begins_is_over(
     )
     with pytest.raises(ValueError, match="checkpoint_id"):
         done.result()
-    assert c.fence(timeout=10)
+    assert c.fence(timeout=patient(10))
     weight.grad = torch.ones(3)
     optimizer.step()
     # The same Writer again, without staging: what had been watched is forgotten.
@@ -520,7 +522,7 @@ class Slow(stock.DefaultSavePlanner):
 
     def create_local_plan(self) -> Any:
         self.met.set()
-        self.may.wait(20)
+        self.may.wait(patient(20))
         return super().create_local_plan()
 
 
@@ -548,22 +550,10 @@ def test_a_parameter_that_moved_before_it_was_copied_fails_the_save(c: cairn.Con
 def test_who_is_interrupted_while_it_is_copied_has_saved_nothing(c: cairn.Connection) -> None:
     planner = Slow()
     writer = Writer(c, 1, alone=True)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(lambda: writer._awaited and planner.met.is_set())
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_in("synchronize_staging", once=planner.met.is_set):
         stock.async_save(
             {"w": torch.zeros(3)}, storage_writer=writer, planner=planner, no_dist=True
         )
-    thread.join()
-    signal.signal(signal.SIGINT, before)
     planner.may.set()
     writer.stage({})  # waits for the save
     with pytest.raises(cairn.NotFound):
@@ -674,7 +664,7 @@ def test_a_daemon_that_dies_during_an_async_save_fails_that_save_at_most() -> No
                 )
                 planner.may.set()
                 node.kill_daemon()
-                assert c.fence(timeout=60)
+                assert c.fence(timeout=patient(60))
                 try:
                     done.result()
                 except CheckpointException:
@@ -730,28 +720,19 @@ def test_a_failed_save_whose_future_nobody_asks_is_told(c: cairn.Connection) -> 
 def test_the_save_after_an_interrupted_one_waits_for_it(c: cairn.Connection) -> None:
     """Else both talk in one group."""
     first, second = Slow(), Slow()
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        until(first.met.is_set)
-        time.sleep(0.2)  # main waits for the copy by then, or is about to
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_in("synchronize_staging", once=first.met.is_set):
         cairn.dcp.async_save({"w": torch.zeros(3)}, c, 1, planner=first)
-    thread.join()
-    signal.signal(signal.SIGINT, before)
     saves = threading.Thread(
         target=lambda: cairn.dcp.async_save({"w": torch.ones(3)}, c, 2, planner=second).result()
     )
     saves.start()
-    assert not second.met.wait(0.5)
+    until(
+        "the second save waits",
+        lambda: second.met.is_set() or in_call(saves.ident or 0, "_wait_for_uploads"),
+    )
+    assert not second.met.is_set()
     first.may.set()
-    assert second.met.wait(20)
+    assert second.met.wait(patient(20))
     second.may.set()
     saves.join()
     assert c.latest().step == 2

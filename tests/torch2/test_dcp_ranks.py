@@ -11,10 +11,12 @@ import os
 import subprocess
 import sys
 import textwrap
+import uuid
 from pathlib import Path
 
 import pytest
-from node import MIB, Node, free_port
+from node import MIB, Node
+from patience import patient
 from stopped import go_on
 
 MOST_S = 120  # on a busy machine; some seconds on an idle one
@@ -27,6 +29,7 @@ import torch.distributed.checkpoint as stock
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 import cairn, cairn.dcp
+from patience import patient
 from stopped import go_on, stop
 rank, world, place, job, socket = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
 dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=world)
@@ -76,7 +79,7 @@ def run_ranks(
 ) -> list[str]:
     """What the ranks printed. `ends`: with what each ends, -9 where it is killed; a script of ranks that are
     left alone by another one's death ends itself."""
-    place = folder / f"meeting-{free_port()}"
+    place = folder / f"meeting-{uuid.uuid4()}"
     text = (
         PRELUDE
         + textwrap.dedent(script)
@@ -91,7 +94,7 @@ def run_ranks(
         "arguments": [str(place), job, node.socket],
         "outputs": [str(output) for output in outputs],
         "expected": expected,
-        "most_s": MOST_S,
+        "most_s": patient(MOST_S),
     }
     starter = _starter()
     assert starter.stdin is not None and starter.stdout is not None
@@ -150,7 +153,7 @@ def test_a_mesh_of_two_dimensions_loads_rows_and_the_stock_reader_reads_it(
     job = "mesh"
     run_ranks(
         2,
-        SAVE + "if rank == 0: c.persist(1); c.wait(1, timeout=60)\n",
+        SAVE + "if rank == 0: c.persist(1); c.wait(1, timeout=patient(60))\n",
         job,
         node,
         tmp_path,
@@ -328,7 +331,7 @@ def test_an_async_save_is_copied_during_the_next_step(node: Node, tmp_path: Path
         # A step that does not wait makes the save fail on all ranks, by name.
         class Waits(stock.DefaultSavePlanner):
             def create_local_plan(self):
-                changed.wait(20)
+                changed.wait(patient(20))
                 return super().create_local_plan()
         import threading
         changed = threading.Event()
@@ -393,7 +396,7 @@ def test_all_ranks_skip_a_save_or_none(node: Node, tmp_path: Path) -> None:
             first = save(1, busy="skip")
             assert not first.skipped
             assert c.fence()
-            assert first.wait(30)
+            assert first.wait(patient(30))
             dist.barrier()
             if rank == 1:
                 stop({node.daemon_pid()})
@@ -402,10 +405,10 @@ def test_all_ranks_skip_a_save_or_none(node: Node, tmp_path: Path) -> None:
             if rank == 1:
                 assert not alone.done
                 go_on({node.daemon_pid()})
-                assert alone.wait(30) and alone.ok
+                assert alone.wait(patient(30)) and alone.ok
             dist.barrier()
             last = save(4, busy="skip")
-            assert not last.skipped and last.wait(30) and last.ok
+            assert not last.skipped and last.wait(patient(30)) and last.ok
             dist.barrier()
             assert c.latest().step == 4
             """,
@@ -429,7 +432,7 @@ def test_all_ranks_go_straight_into_storage_or_none(node: Node, tmp_path: Path) 
             first = save(1)
             assert not first.stored
             assert c.fence()
-            assert first.wait(30)
+            assert first.wait(patient(30))
             dist.barrier()
             if rank == 1:
                 stop({node.daemon_pid()})
@@ -440,9 +443,9 @@ def test_all_ranks_go_straight_into_storage_or_none(node: Node, tmp_path: Path) 
             dist.barrier()
             if rank == 1:
                 go_on({node.daemon_pid()})
-                assert alone.wait(30) and alone.ok
+                assert alone.wait(patient(30)) and alone.ok
             assert c.fence()
-            assert saving.wait(60) and saving.ok, saving
+            assert saving.wait(patient(60)) and saving.ok, saving
             dist.barrier()
             assert c.latest().step == 3
             other = cairn.load(f"cairn://{{job}}/3/w{{1 - rank}}.pt")
@@ -473,7 +476,7 @@ def test_a_rank_that_cannot_encode_its_state_stays_in_step_with_the_others(
         for number in (1, 2, 3):
             try:
                 saving = save(number, number < 3 and rank == number - 1)
-                assert saving.wait(30)
+                assert saving.wait(patient(30))
             except RuntimeError as error:
                 assert "pickled" in str(error)
                 saving = None
@@ -502,7 +505,7 @@ def test_all_ranks_skip_a_save_for_which_one_has_no_memory(node: Node, tmp_path:
                 assert mine.save_async(1, big, busy="skip").skipped
                 assert mine.failures == {{}}
                 little = mine.save_async(2, {{f"w{{rank}}.pt": torch.ones(10)}}, busy="skip")
-                assert not little.skipped and little.wait(30) and little.ok
+                assert not little.skipped and little.wait(patient(30)) and little.ok
             """,
             "no-memory",
             node,
@@ -547,6 +550,7 @@ def test_a_group_of_some_ranks_saves_and_loads_a_step(node: Node, tmp_path: Path
         cairn.dcp.save(state(mesh, [Shard(0)]), c, 6)
         dist.barrier()
         assert c.latest().step == 6 and c.latest().world_size == 4
+        dist.barrier()
 
         if rank == 2:
             cairn.dcp.save({"alone": torch.ones(3)}, c, 7, no_dist=True)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as stock
 from cairn import dcp_reads, tensor_archives
 from node import MIB, Node
+from patience import patient
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
 State = dict[str, Any]
@@ -49,7 +50,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def to_storage(c: cairn.Connection, step: int) -> None:
     """The step is in storage, and nowhere else."""
     c.persist(step)
-    c.wait(step, timeout=60)
+    c.wait(step, timeout=patient(60))
     c._session().remove(c.job, step, True, True)
 
 
@@ -166,7 +167,7 @@ def test_of_names_that_share_memory_the_one_that_counts_is_stocks(
     state = {f"w{i}": torch.full((600_000,), float(i)) for i in range(6)}
     cairn.dcp.save(state, c, 1)
     c.persist(1)
-    c.wait(1, timeout=60)
+    c.wait(1, timeout=patient(60))
 
     def tied() -> State:
         one, two = torch.zeros(600_000), torch.zeros(900_000)
@@ -269,7 +270,7 @@ def test_where_the_elements_are_counts_once_it_is_verified(
     state = {"w": numbers(3, columns)}
     cairn.dcp.save(state, c, 1)
     c.persist(1)
-    c.wait(1, timeout=60)
+    c.wait(1, timeout=patient(60))
     # The size (3, columns) and the strides (columns, 1) as torch pickles them: a row becomes one shorter.
     low, high = columns.to_bytes(2, "little")
     flip_in_memory(bytes([ord("K"), 3, ord("M"), low, high]), bytes([ord("M"), low]))

@@ -178,7 +178,7 @@ for number, make in enumerate(CASES):
     other = load_both(make, "square", 2 * number)
     if rank == 0:
         c.persist(2 * number)
-        c.wait(2 * number, timeout=60)
+        c.wait(2 * number, timeout=patient(60))
     dist.barrier()
     persisted = make("square", 0)
     reader = stock.FileSystemReader(storage / job / str(2 * number))
@@ -250,7 +250,7 @@ assert c.latest().step == 70 and c.checkpoint(70).world_size == 2
 assert c.checkpoint(70).names() == ["__0.metadata", "__0_0.distcp", "__1.metadata", "__1_0.distcp"]
 if rank == 0:
     c.persist(70)
-    c.wait(70, timeout=60)
+    c.wait(70, timeout=patient(60))
 dist.barrier()
 loaded = []
 for reader in (

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from node import MIB, ROOT, Node, free_port
+from node import MIB, ROOT, Node, held_port
+from patience import patient
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def launch(node: Node, ranks: int, *arguments: str) -> subprocess.CompletedProce
             "-m",
             "torch.distributed.run",
             f"--nproc_per_node={ranks}",
-            f"--rdzv_endpoint=127.0.0.1:{free_port()}",
+            f"--rdzv_endpoint=127.0.0.1:{held_port()}",
             "--rdzv_backend=c10d",
             str(ROOT / "hack" / "examples" / "fsdp2_reshard.py"),
             *arguments,
@@ -36,7 +37,7 @@ def launch(node: Node, ranks: int, *arguments: str) -> subprocess.CompletedProce
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=patient(240),
     )
 
 

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import uuid
 from pathlib import Path
 
 import pytest
-from node import Node, free_port
+from node import Node
+from patience import patient
 from test_dcp_ranks import PRELUDE, run_ranks
 
 # --- ranks ------------------------------------------------------------------------------------------
@@ -39,7 +41,7 @@ def to_storage(step):
     dist.barrier()
     if rank == 0:
         c.persist(step)
-        c.wait(step, timeout=60)
+        c.wait(step, timeout=patient(60))
         c._session().remove(c.job, step, True, True)
     dist.barrier()
 
@@ -327,7 +329,7 @@ def test_a_block_that_is_bad_fails_all_ranks_alike_and_the_next_load_succeeds(
                     assert isinstance(cause, cairn.Corrupt), (failed, cause)
                     assert "__1_0.distcp" in str(cause), cause
                 assert sum("rank " in str(cause) for cause, _ in error.failures.values()) == 2
-            assert time.monotonic() - begin < 30
+            assert time.monotonic() - begin < patient(30)
             dist.barrier()
             into = large(mesh, [Replicate()], blank=True)
             cairn.dcp.load(into, c, 2, exchange=method)
@@ -401,10 +403,10 @@ def test_a_rank_that_dies_in_the_middle_ends_the_others(node: Node, tmp_path: Pa
         except Exception as error:
             took = time.monotonic() - begin
             print(f"ended after {took:.1f} s with {type(error).__name__}: {error}", flush=True)
-            os._exit(3 if took < 40 else 4)
+            os._exit(3 if took < patient(40) else 4)
         """
     )
-    place = tmp_path / f"meeting-{free_port()}"
+    place = tmp_path / f"meeting-{uuid.uuid4()}"
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", PRELUDE + script, str(rank), "3", str(place), job, node.socket],
@@ -416,7 +418,7 @@ def test_a_rank_that_dies_in_the_middle_ends_the_others(node: Node, tmp_path: Pa
         for rank in range(3)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=patient(120))[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cairn import planning
+from patience import patient
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what it would rather have installed
@@ -119,7 +120,7 @@ def test_a_group_shares_as_megatrons_does(tmp_path: Path) -> None:
         )
         for rank in range(world)
     ]
-    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=patient(240))[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
     shared = {output.split()[-1] for output in outputs}
     assert len(shared) == 1 and int(shared.pop()) > 500
