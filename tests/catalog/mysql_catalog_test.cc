@@ -1,30 +1,31 @@
 // What is MySQL's own: its schema, its users, and a server that is killed, stopped or read-only (R21).
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "server/catalog/mysql_session.h"
 #include "server/catalog/schema.h"
 #include "tests/catalog/lossy_proxy.h"
 #include "tests/catalog/mysql_factory.h"
+#include "tests/support/await.h"
+#include "tests/support/held_port.h"
 
 namespace cairn::catalog {
 namespace {
@@ -61,32 +62,27 @@ void WriteCertificate(const std::string& certificate_path, const std::string& ke
   EVP_PKEY_free(key);
 }
 
-int FreePort() {
-  const int probe = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  EXPECT_EQ(::bind(probe, reinterpret_cast<sockaddr*>(&address), length), 0);
-  EXPECT_EQ(::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  ::close(probe);
-  return ntohs(address.sin_port);
-}
-
 class MysqlCatalogTest : public ::testing::Test {
  protected:
   StatusOr<std::unique_ptr<Catalog>> Open() { return OpenMysqlCatalog(options_); }
   void Run(const std::string& sql) { server_.Run(sql, options_.database); }
   std::string Ask(const std::string& sql) { return server_.Ask(sql, options_.database); }
-  // Until it succeeds, or 20 s have passed.
+  // Until it succeeds, or a test gives up.
   static Status Again(const std::function<Status()>& call) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    Status status = call();
-    while (!status.ok() && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    Status status;
+    (void)testing::Await([&] {
       status = call();
-    }
+      return status.ok();
+    });
     return status;
+  }
+  // How often somebody has begun to wait for a lock of a row.
+  int64_t LockWaits() {
+    int64_t waits = -1;
+    EXPECT_TRUE(absl::SimpleAtoi(Ask("SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS "
+                                     "WHERE VARIABLE_NAME = 'INNODB_ROW_LOCK_WAITS'"),
+                                 &waits));
+    return waits;
   }
   const size_t newest_ = kMysqlSchemas.size();
   // The tables of version 1, whose daemons knew of no other.
@@ -317,7 +313,8 @@ TEST_F(MysqlCatalogTest, WithAnAuthorityOnlyAServerThatItKnowsIsSpokenTo) {
   WriteCertificate(wrong, server_.folder() + "/wrong.key");
   WriteCertificate(right, key);
   options_.host = "localhost";
-  options_.port = FreePort();
+  const testing::HeldPort port;
+  options_.port = port.number();
   options_.socket = "";
   server_.Kill();
   const std::vector<std::string> over_tcp = {"--skip-networking=0", "--bind-address=127.0.0.1",
@@ -376,7 +373,8 @@ TEST_F(MysqlCatalogTest, WhoWritesTheSameRowsInAnyOrderWaitsOrIsTriedAgain) {
 }
 
 TEST_F(MysqlCatalogTest, ARowThatSomebodyLocksForAWhileIsTriedAgain) {
-  options_.call_timeout_s = 3;  // and a lock is waited for one second
+  // A lock is waited for half as long, in whole seconds.
+  options_.call_timeout_s = static_cast<int>(testing::Patient(int64_t{3}));
   const auto catalog = Open();
   ASSERT_TRUE(catalog.ok());
   ASSERT_TRUE((*catalog)->Apply({PartOf(0, 1)}).ok());
@@ -384,12 +382,14 @@ TEST_F(MysqlCatalogTest, ARowThatSomebodyLocksForAWhileIsTriedAgain) {
   ASSERT_TRUE(other.ok()) << other.status();
   ASSERT_TRUE((*other)->Execute("START TRANSACTION").ok());
   ASSERT_TRUE((*other)->Execute("UPDATE parts SET bytes = 9").ok());
-  std::thread ends([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    EXPECT_TRUE((*other)->Execute("COMMIT").ok());
+  const int64_t before = LockWaits();
+  auto applied = std::async(std::launch::async, [&] {
+    return (*catalog)->Apply({PartOf(0, 2), PartOf(1, 2)});
   });
-  const Status status = (*catalog)->Apply({PartOf(0, 2), PartOf(1, 2)});
-  ends.join();
+  // The first try has given up when the second one waits.
+  EXPECT_TRUE(testing::Await([&] { return LockWaits() >= before + 2; }));
+  EXPECT_TRUE((*other)->Execute("COMMIT").ok());
+  const Status status = applied.get();
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ((*catalog)->Parts({"run", 5, 7, 0})->size(), 2u);
 }
@@ -421,7 +421,7 @@ TEST_F(MysqlCatalogTest, AServerThatStandsStillHoldsNobodyUpForLong) {
   const auto took = std::chrono::steady_clock::now() - begun;
   server_.Pause(false);
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_LT(took, std::chrono::seconds(15));
+  EXPECT_LT(took, testing::Patient(std::chrono::seconds(30)));
   const Status again = Again([&] { return (*catalog)->Apply({PartOf(1, 2)}); });
   EXPECT_TRUE(again.ok()) << again;
 }

@@ -14,6 +14,7 @@
 #include "server/catalog/mysql_session.h"
 #include "server/catalog/ring_table.h"
 #include "tests/catalog/mysql_factory.h"
+#include "tests/support/await.h"
 
 namespace cairn::catalog {
 namespace {
@@ -131,11 +132,10 @@ TEST_F(MysqlRingTest, AWriterThatIsStoppedInATransactionHoldsNobodyUpForLong) {
   ASSERT_TRUE(held.ok()) << held;
   SeatWritten taken = ring->Claim({0, 2, Instance('b')}, "10.0.0.2:7400", 1, beat);
   EXPECT_NE(taken.how, How::kDone) << "the row was not held";
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (taken.how != How::kDone && std::chrono::steady_clock::now() < until) {
+  EXPECT_TRUE(testing::Await([&] {
     taken = ring->Claim({0, 2, Instance('b')}, "10.0.0.2:7400", 1, beat);
-  }
-  EXPECT_EQ(taken.how, How::kDone) << taken.why;
+    return taken.how == How::kDone;
+  })) << taken.why;
 }
 
 TEST_F(MysqlRingTest, OfManyWhoWantOneRankOneGetsIt) {
@@ -222,13 +222,13 @@ TEST_F(MysqlRingTest, AServerThatIsKilledOrReadOnlyIsAnError) {
   EXPECT_FALSE(ring->Read().ok());
   EXPECT_NE(ring->Beat({0, 1, Instance('a')}).how, How::kDone);
   server_.Start({"--read-only=1"});
-  while (!ring->Read().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_TRUE(testing::Await([&] { return ring->Read().ok(); }));
   const SeatWritten refused = ring->Claim({0, 1, Instance('a')}, "10.0.0.1:7400", 0, 0);
   EXPECT_NE(refused.how, How::kDone);
   EXPECT_FALSE(refused.why.ok());
   server_.Kill();
   server_.Start();
-  while (!ring->Read().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_TRUE(testing::Await([&] { return ring->Read().ok(); }));
   EXPECT_EQ(ring->Claim({0, 1, Instance('a')}, "10.0.0.1:7400", 0, 0).how, How::kDone);
 }
 

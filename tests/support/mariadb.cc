@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/fd.h"
+#include "tests/support/await.h"
 
 namespace cairn::testing {
 namespace {
@@ -83,12 +84,11 @@ void MariaDb::Start(const std::vector<std::string>& more_options) {
   command.insert(command.end(), more_options.begin(), more_options.end());
   ::unlink(socket_.c_str());
   pid_ = Spawn(command, log);
-  const absl::Time until = absl::Now() + absl::Seconds(60);
-  while (!catalog::MysqlSession::Connect(AsRoot("mysql")).ok()) {
+  const bool answers = Await([&] {
     if (::waitpid(pid_, nullptr, WNOHANG) != 0) Fail("mariadbd ended", log);
-    if (absl::Now() > until) Fail("mariadbd does not answer", log);
-    absl::SleepFor(absl::Milliseconds(20));
-  }
+    return catalog::MysqlSession::Connect(AsRoot("mysql")).ok();
+  });
+  if (!answers) Fail("mariadbd does not answer", log);
 }
 
 void MariaDb::Kill() {
