@@ -14,6 +14,7 @@
 
 #include "client/cpp/session.h"
 #include "tests/support/daemon_fixture.h"
+#include "tests/support/patience.h"
 
 namespace cairn::client {
 namespace {
@@ -284,7 +285,7 @@ TEST_F(ReserveTest, OneThatIsKeptHoldsNoRoom) {
   for (Step step = 1; step <= 6; ++step) {
     // Each step of another size, so that no slab of an earlier one fits.
     const uint64_t bytes = (6 + step % 3) * kMiB;
-    auto writer = Begin(step, absl::Seconds(10));
+    auto writer = Begin(step, testing::Patient(absl::Seconds(10)));
     kept.push_back(Reserve(writer.get(), "a", bytes));
     Fill(kept.back(), Bytes(bytes, static_cast<int>(step)));
     ASSERT_OK(writer->Commit({}).status());

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,6 +13,7 @@
 #include "client/cpp/session.h"
 #include "client/cpp/standing.h"
 #include "common/mutex.h"
+#include "tests/support/await.h"
 #include "tests/support/daemon_fixture.h"
 #include "tests/support/measure.h"
 
@@ -93,13 +93,6 @@ class StandingMapsTest : public ::testing::Test {
     for (const Json& session : status["sessions"]) count += session["job"] == job_ ? 1 : 0;
     return count - 1;
   }
-  static void Until(const std::function<bool()>& what) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!what()) {
-      ASSERT_LT(std::chrono::steady_clock::now(), end) << "it does not come about";
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  }
 
   const std::string job_ = ::testing::UnitTest::GetInstance()->current_test_info()->name();
   std::unique_ptr<testing::Daemon> daemon_;
@@ -113,7 +106,7 @@ TEST_F(StandingMapsTest, ASessionThatClosesGivesThemUp) {
   Must(keeper.Keep(first->standing()));
   Must(keeper.Keep(second->standing()));
   reader->Close();
-  Until([&] { return Readers() == 0; });
+  ASSERT_TRUE(testing::Await([&] { return Readers() == 0; }));
   EXPECT_EQ(Counter("slabs_condemned"), 0);
 }
 
@@ -121,12 +114,12 @@ TEST_F(StandingMapsTest, ASessionThatClosesGivesThemUp) {
 TEST_F(StandingMapsTest, ASessionThatClosesWithoutADaemonDoesNotWaitForEach) {
   Keeper keeper;
   const auto reader = Reader();
-  for (Step step = 1; step <= 8; ++step) {
+  for (Step step = 1; step <= 24; ++step) {
     const auto object = SaveAndOpen(reader.get(), step);
     Must(keeper.Keep(object->standing()));
   }
   Must(daemon_->KillEverything());
-  EXPECT_LT(testing::Seconds([&] { reader->Close(); }), 8.0);
+  EXPECT_LT(testing::Seconds([&] { reader->Close(); }), 6 * testing::PatienceFactor());
 }
 
 // Bug: a goodbye said that no device has what this process could not give up.
@@ -141,10 +134,9 @@ TEST_F(StandingMapsTest, WhatASessionThatClosesCannotGiveUpIsNotUsedAnew) {
     keeper.Leak();
     object.reset();
     reader->Close();
-    Until([&] { return Counter("slabs_condemned") == round; });
-    Until([&] { return Readers() == 0; });  // though its process lives
+    ASSERT_TRUE(testing::Await([&] { return Counter("slabs_condemned") == round; }));
+    ASSERT_TRUE(testing::Await([&] { return Readers() == 0; }));  // though its process lives
     keeper.Free();
-    if (HasFatalFailure()) return;
   }
 }
 
@@ -156,11 +148,12 @@ TEST_F(StandingMapsTest, ASessionThatClosesLeavesNone) {
     const auto reader = Reader();
     open.push_back(SaveAndOpen(reader.get(), step));
     Must(keeper.Keep(open.back()->standing()));
-    if (step % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    // In every second one the call waits at the daemon by then.
+    if (step % 2 == 0) ASSERT_TRUE(testing::Await([&] { return Counter("waiting_calls") > 0; }));
     reader->Close();
     if (open.size() > 4) open.erase(open.begin());
   }
-  Until([&] { return Readers() == 0; });
+  ASSERT_TRUE(testing::Await([&] { return Readers() == 0; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_EQ(Readers(), 0u);
 }

@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "server/daemon/daemon.h"
 #include "tests/rpc/raw_client.h"
+#include "tests/support/await.h"
 
 namespace cairn::testing {
 namespace {
@@ -102,7 +103,7 @@ class Cairnd : public ::testing::Test {
 
   void Start(const std::vector<std::string>& more = {}) {
     keeper_ = Spawn(Flags(more), Path("log"));
-    Until([&] { return Log().find("serving on") != std::string::npos; });
+    ASSERT_TRUE(testing::Await([&] { return Log().find("serving on") != std::string::npos; }));
   }
 
   // The keeper's children.
@@ -122,10 +123,10 @@ class Cairnd : public ::testing::Test {
     const std::set<pid_t> before = Daemons();
     ASSERT_EQ(before.size(), 1u);
     kill(*before.begin(), SIGKILL);
-    Until([&] {
+    ASSERT_TRUE(testing::Await([&] {
       const std::set<pid_t> now = Daemons();
       return now.size() == 1 && now != before;
-    });
+    }));
   }
 
   int Wait() {
@@ -133,16 +134,6 @@ class Cairnd : public ::testing::Test {
     waitpid(keeper_, &status, 0);
     keeper_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-
-  // The pause is a poll; only the limit decides.
-  template <typename F>
-  static void Until(F condition) {
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (!condition()) {
-      ASSERT_LT(std::chrono::steady_clock::now(), limit);
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
   }
 
   std::string folder_;
@@ -209,7 +200,7 @@ TEST_F(Cairnd, ThreeDeathsLeadToSafeMode) {
   const std::string bytes = Pattern(1000, 6);
   client.Save(1, "model", bytes);
   kill(*Daemons().begin(), SIGKILL);
-  Until([&] { return Log().find("safe mode: ") != std::string::npos; });
+  ASSERT_TRUE(testing::Await([&] { return Log().find("safe mode: ") != std::string::npos; }));
   client.Rejoin();
   EXPECT_EQ(client.Load("job", 1, "model"), bytes);
   wire::NodeStatus status;
@@ -277,13 +268,14 @@ TEST_F(Cairnd, ADaemonThatRunsIsNotReplacedByOneWhoseCertificateWouldNotDo) {
   EXPECT_NE(checked.out.find("peers.cert: " + Path("node.pem")), std::string::npos) << checked.out;
 
   kill(keeper_, SIGHUP);
-  Until([&] { return Log().find("it names cairn://cluster/ours/rank/1") != std::string::npos; });
+  ASSERT_TRUE(testing::Await(
+      [&] { return Log().find("it names cairn://cluster/ours/rank/1") != std::string::npos; }));
   EXPECT_EQ(Daemons(), before);
 
   certify(0);
   EXPECT_EQ(Run(check).code, 0);
   kill(keeper_, SIGHUP);
-  Until([&] { return Daemons().size() == 1 && Daemons() != before; });
+  ASSERT_TRUE(testing::Await([&] { return Daemons().size() == 1 && Daemons() != before; }));
 }
 
 TEST_F(Cairnd, PrintsItsOptionsWithTheirOrigins) {

@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/fd.h"
+#include "tests/support/patience.h"
 
 namespace cairn::testing {
 
@@ -26,9 +27,8 @@ namespace cairn::testing {
 // Waits until `calm()`; a finding when that takes longer than anything here should.
 template <typename F>
 void AwaitCalm(const char* what, F calm) {
-  constexpr MonotonicNanos kPatience = 5 * kNanosPerSecond;
   constexpr int kHurriedLooks = 20;
-  const MonotonicNanos deadline = RealClock()->Now() + kPatience;
+  const MonotonicNanos deadline = RealClock()->Now() + Patient(20 * kNanosPerSecond);
   for (int looks = 0; !calm(); ++looks) {
     if (RealClock()->Now() > deadline) Finding(std::string("does not come to rest: ") + what);
     if (looks > kHurriedLooks) usleep(50);

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/catalog/faulty_catalog.h"
 #include "tests/catalog/memory_catalog.h"
+#include "tests/support/patience.h"
 
 namespace cairn::node {
 namespace {
@@ -146,7 +147,7 @@ TEST_F(ClusterIndexTest, ADatabaseThatHangsHoldsNobodyUpForLong) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     EXPECT_THAT(status.message(), HasSubstr("has not answered"));
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, testing::Patient(std::chrono::seconds(30)));
   faults_->Clear();
   EXPECT_TRUE(Ask(About("run")).ok()) << "once it goes on";
 }

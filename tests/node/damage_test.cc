@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "server/node/recovery.h"
 #include "tests/node/damaged_node.h"
+#include "tests/support/await.h"
 
 namespace cairn::testing {
 namespace {
@@ -132,8 +133,7 @@ TEST_F(DamagedNode, KilledBeforeTheKeeperDropsTheSessionsTheNextLifeAdoptsNone) 
   keeper_.HoldSession(first, ours.get(), self.get(), progress.get(), [](Status) {});
   StartNode();
   // On a loop of its own: nobody waits for what a client has sent to be closed.
-  for (int i = 0; i < 5000 && keeper_.sessions() > 0; ++i) usleep(1000);
-  EXPECT_EQ(keeper_.sessions(), 0u);
+  EXPECT_TRUE(Await([&] { return keeper_.sessions() == 0; }));
   EXPECT_EQ(State(), "serving");
 }
 

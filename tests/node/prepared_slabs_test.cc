@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/node/saving_node.h"
+#include "tests/support/await.h"
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/rdma_nodes.h"
 
@@ -24,13 +25,6 @@ class PreparedSlabs : public testing::SavingNode {
     EXPECT_TRUE(state.ok()) << state.status();
     return state.ok() ? state->engine.counters.at("slabs_attached") : -1;
   }
-  static bool Becomes(const std::function<bool()>& what) {
-    const MonotonicNanos until = RealClock()->Now() + 10 * kNanosPerSecond;
-    while (!what() && RealClock()->Now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return what();
-  }
 
   const std::shared_ptr<transport::FakeVerbsFaults> counts_ =
       std::make_shared<transport::FakeVerbsFaults>();
@@ -39,20 +33,21 @@ class PreparedSlabs : public testing::SavingNode {
 
 TEST_F(PreparedSlabs, ASlabThatWasMadeIsRegisteredBeforeAnybodyAsksForIt) {
   ASSERT_TRUE(Save(Begin(), 1, "weights", std::string(1 << 20, 'w')).ok());
-  EXPECT_TRUE(Becomes([&] { return counts_->regions >= 1; }));
-  EXPECT_TRUE(Becomes([&] { return counts_->regions == Attached(); }));
+  EXPECT_TRUE(testing::Await([&] { return counts_->regions >= 1; }));
+  EXPECT_TRUE(testing::Await([&] { return counts_->regions == Attached(); }));
   StopNode();
   EXPECT_EQ(counts_->regions, 0);
 }
 
 TEST_F(PreparedSlabs, ASlabThatTheKeeperHeldIsRegisteredByTheNextDaemon) {
   ASSERT_TRUE(Save(Begin(), 1, "weights", std::string(1 << 20, 'w')).ok());
-  ASSERT_TRUE(Becomes([&] { return counts_->regions >= 1; }));
+  ASSERT_TRUE(testing::Await([&] { return counts_->regions >= 1; }));
   StopNode();
   ASSERT_EQ(counts_->regions, 0);
   const int before = counts_->registered;
   StartNode();
-  EXPECT_TRUE(Becomes([&] { return counts_->regions >= 1 && counts_->regions == Attached(); }));
+  EXPECT_TRUE(
+      testing::Await([&] { return counts_->regions >= 1 && counts_->regions == Attached(); }));
   EXPECT_GT(counts_->registered, before);
 }
 
@@ -60,7 +55,7 @@ TEST_F(PreparedSlabs, ASlabThatTheKeeperHeldIsRegisteredByTheNextDaemon) {
 TEST_F(PreparedSlabs, ASlabThatIsDestroyedWasDeregistered) {
   const SessionId session = Begin();
   ASSERT_TRUE(Save(session, 1, "weights", std::string(1 << 20, 'w')).ok());
-  ASSERT_TRUE(Becomes([&] { return counts_->regions >= 1; }));
+  ASSERT_TRUE(testing::Await([&] { return counts_->regions >= 1; }));
   const auto destroyed = [&] { return cache().counters().slabs_destroyed; };
   const uint64_t before = destroyed();
   // Each step is larger than what is free, so that the slabs of those before give way.
@@ -68,8 +63,8 @@ TEST_F(PreparedSlabs, ASlabThatIsDestroyedWasDeregistered) {
     const std::string bytes(static_cast<size_t>(step) * (5 << 20), 'w');
     ASSERT_TRUE(Save(session, step, "weights", bytes).ok());
   }
-  EXPECT_TRUE(Becomes([&] { return destroyed() > before; }));
-  EXPECT_TRUE(Becomes([&] {
+  EXPECT_TRUE(testing::Await([&] { return destroyed() > before; }));
+  EXPECT_TRUE(testing::Await([&] {
     const int64_t attached = Attached();
     return attached == counts_->regions && static_cast<size_t>(attached) <= keeper_.slabs();
   }));

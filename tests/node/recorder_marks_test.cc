@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/node/recorder_fixture.h"
+#include "tests/support/await.h"
 
 namespace cairn::node {
 namespace {
@@ -26,14 +27,9 @@ const catalog::AuthorRow* MarkIn(const Rows& held) {
   return nullptr;
 }
 
-// Whether the rows become so, in 20 s.
+// Whether the rows become so.
 bool Come(Database* database, const std::function<bool(const Rows&)>& holds) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (!holds(database->rows->Copy())) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::yield();
-  }
-  return true;
+  return testing::Await([&] { return holds(database->rows->Copy()); });
 }
 
 RecorderOptions Marking() {
@@ -87,11 +83,9 @@ TEST(Recorder, ADatabaseThatIsAwayIsNoticedThoughNothingIsToBeWritten) {
   recorder.Begin();
   database.rows->WaitUntil([](const Rows& held) { return MarkIn(held) != nullptr; });
   database.faults->Add({.error = absl::UnavailableError("the database is away")});
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (recorder.State() == "sqlite: up to date" && std::chrono::steady_clock::now() < until) {
-    std::this_thread::yield();
-  }
-  EXPECT_NE(recorder.State().find("the database is away"), std::string::npos) << recorder.State();
+  EXPECT_TRUE(testing::Await([&] {
+    return recorder.State().find("the database is away") != std::string::npos;
+  })) << recorder.State();
 }
 
 // Alone nobody restores another one's copy, and nothing is written while nothing happens.
@@ -103,7 +97,12 @@ TEST(Recorder, WhoSaysNothingOfItselfIsAskedOnce) {
   database.rows->WaitUntil([](const Rows& held) { return Shows(held, {1}); });
   recorder.Flush(10'000);
   const int before = database.faults->Calls(CatalogCall::kApply);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  // In the time in which a member marks four times.
+  Database members;
+  MarkedJob member;
+  Recorder beside(Marking(), Opening(&members), RealClock(), &member);
+  beside.Begin();
+  members.faults->WaitForCalls(CatalogCall::kMarked, 3);
   EXPECT_EQ(database.faults->Calls(CatalogCall::kApply), before);
 }
 

@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/node/recorder_fixture.h"
+#include "tests/support/await.h"
 
 namespace cairn::node {
 namespace {
@@ -205,9 +206,7 @@ TEST(Recorder, WhatWasNotKnownIsLookedAtAgainHoweverMuchIsWritten) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   });
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (job.asked() < 3 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-  const bool again = job.asked() >= 3;
+  const bool again = testing::Await([&] { return job.asked() >= 3; });
   job.SetScanned(true);
   if (again) database.rows->WaitUntil([](const Rows& held) { return Shows(held, {2}); });
   const int asked = job.asked();

@@ -156,7 +156,7 @@ class FakePeerHost : public node::PeerHost {
  private:
   template <typename F>
   bool Await(F come) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    const auto deadline = std::chrono::steady_clock::now() + Patient(std::chrono::seconds(20));
+    const auto deadline = std::chrono::steady_clock::now() + Patient(std::chrono::seconds(60));
     MutexLock lock(&mu_);
     while (!come()) {
       if (!changed_.WaitUntil(&mu_, deadline)) return come();

@@ -135,6 +135,7 @@ class PeersFixture : public ::testing::Test {
     options_.exchange_interval = 50 * kNanosPerMilli;
     options_.back_off_min = 10 * kNanosPerMilli;
     options_.back_off_max = 50 * kNanosPerMilli;
+    options_.call_timeout = testing::Patient(10 * kNanosPerSecond);
   }
 
   // Of the ring that the test is about.

@@ -14,14 +14,11 @@
 #include <fstream>
 #include <system_error>
 
-#include "absl/time/clock.h"
 #include "common/fd.h"
+#include "tests/support/await.h"
 
 namespace cairn::testing {
 namespace {
-
-// Only how often something is looked at; nothing waits for time itself.
-constexpr absl::Duration kLook = absl::Milliseconds(2);
 
 std::string Program() {
   if (const char* folder = std::getenv("CAIRN_BIN")) return std::string(folder) + "/cairnd";
@@ -30,7 +27,7 @@ std::string Program() {
 
 Status WaitGone(pid_t pid, const UniqueFd& pidfd, absl::Duration timeout) {
   pollfd poll_fd = {pidfd.get(), POLLIN, 0};
-  const int n = poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout)));
+  const int n = poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(Patient(timeout))));
   if (n > 0) return absl::OkStatus();
   return absl::DeadlineExceededError(absl::StrCat("pid ", pid, " still runs"));
 }
@@ -125,22 +122,23 @@ StatusOr<std::string> Daemon::StatusJson() const {
 }
 
 Status Daemon::WaitServing(absl::Duration timeout) const {
-  const absl::Time deadline = absl::Now() + timeout;
-  Status last = absl::DeadlineExceededError("no time");
-  while (absl::Now() < deadline) {
-    siginfo_t info = {};
-    if (waitid(P_PID, keeper_, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0) {
-      return absl::UnavailableError(absl::StrCat(Program(), " ended: ", LogTail()));
-    }
-    client::ConnectOptions options;
-    options.socket = socket();
-    options.takes_fds = false;
-    options.timeout = absl::Milliseconds(500);
-    last = client::Session::Connect(options).status();
-    if (last.ok()) return last;
-    absl::SleepFor(kLook);
-  }
-  return Annotate(last, absl::StrCat("cairnd does not serve: ", LogTail()));
+  client::ConnectOptions options;
+  options.socket = socket();
+  options.takes_fds = false;
+  options.timeout = absl::Milliseconds(500);
+  Status connected;
+  bool ended = false;
+  const bool over = Await(
+      [&] {
+        siginfo_t info = {};
+        ended = waitid(P_PID, keeper_, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+        if (!ended) connected = client::Session::Connect(options).status();
+        return ended || connected.ok();
+      },
+      absl::ToChronoNanoseconds(timeout));
+  if (ended) return absl::UnavailableError(absl::StrCat(Program(), " ended: ", LogTail()));
+  if (over) return absl::OkStatus();
+  return Annotate(connected, absl::StrCat("cairnd does not serve: ", LogTail()));
 }
 
 StatusOr<pid_t> Daemon::daemon_pid() const {
