@@ -7,14 +7,14 @@
 namespace cairn {
 namespace {
 
-constexpr uint32_t kMagic = 0x4E524143;  // "CARN"
+constexpr uint32_t kHeaderMagic = 0x4E524143;  // "CARN"
 constexpr uint16_t kVersion = 1;
 
 enum class Type : uint16_t { kAttach = 1, kAttached = 2, kSlab = 3, kFile = 4 };
 
 // The messages as they lie in a packet.
 struct Header {
-  uint32_t magic = kMagic;
+  uint32_t magic = kHeaderMagic;
   uint16_t version = kVersion;
   uint16_t type = 0;
 };
@@ -50,7 +50,7 @@ StatusOr<Type> TypeOf(absl::string_view bytes) {
         absl::StrCat("fd channel: ", bytes.size(), " bytes, a header has ", sizeof(header)));
   }
   std::memcpy(&header, bytes.data(), sizeof(header));
-  if (header.magic != kMagic) {
+  if (header.magic != kHeaderMagic) {
     return absl::InvalidArgumentError("fd channel: the magic is not this protocol's");
   }
   if (header.version != kVersion) {

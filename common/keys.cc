@@ -12,7 +12,7 @@ namespace {
 constexpr char kScheme[] = "cairn://";
 
 // Shown in messages: printable, and short enough for a log line.
-std::string Quoted(absl::string_view text) {
+std::string QuotedText(absl::string_view text) {
   constexpr size_t kShown = 64;
   if (text.size() <= kShown) return absl::StrCat("\"", absl::CHexEscape(text), "\"");
   return absl::StrCat("\"", absl::CHexEscape(text.substr(0, kShown)), "…\"");
@@ -52,14 +52,14 @@ size_t Utf8CharacterBytes(absl::string_view text) {
 }
 
 Status BadName(absl::string_view name, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("name: ", Quoted(name), " ", why));
+  return absl::InvalidArgumentError(absl::StrCat("name: ", QuotedText(name), " ", why));
 }
 
 StatusOr<Step> ParseStep(absl::string_view digits) {
   Step step = kNoStep;
   if (!absl::SimpleAtoi(digits, &step)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("step: ", Quoted(digits), " is above the limit 9223372036854775807"));
+        absl::StrCat("step: ", QuotedText(digits), " is above the limit 9223372036854775807"));
   }
   return step;
 }
@@ -77,18 +77,18 @@ std::string PartKey::DebugString() const {
 Status ValidateJob(absl::string_view job) {
   if (job.empty()) return absl::InvalidArgumentError("job: is empty");
   if (job.size() > kMaxJobBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("job: ", Quoted(job), " has ", job.size(),
+    return absl::InvalidArgumentError(absl::StrCat("job: ", QuotedText(job), " has ", job.size(),
                                                    " bytes, the limit is ", kMaxJobBytes));
   }
   if (!absl::ascii_isalnum(job[0])) {
     return absl::InvalidArgumentError(
-        absl::StrCat("job: ", Quoted(job), " does not begin with a letter or digit"));
+        absl::StrCat("job: ", QuotedText(job), " does not begin with a letter or digit"));
   }
   for (char c : job) {
     if (!absl::ascii_isalnum(c) && c != '.' && c != '_' && c != '-') {
       return absl::InvalidArgumentError(absl::StrCat(
-          "job: ", Quoted(job),
-          " has a character outside [A-Za-z0-9._-]: ", Quoted(absl::string_view(&c, 1))));
+          "job: ", QuotedText(job),
+          " has a character outside [A-Za-z0-9._-]: ", QuotedText(absl::string_view(&c, 1))));
     }
   }
   return absl::OkStatus();
@@ -160,7 +160,7 @@ Status ValidateObjectName(absl::string_view name) {
   for (absl::string_view component : absl::StrSplit(name, '/')) {
     if (component.empty()) return BadName(name, "has an empty component");
     if (component == "." || component == "..") {
-      return BadName(name, absl::StrCat("has a component ", Quoted(component)));
+      return BadName(name, absl::StrCat("has a component ", QuotedText(component)));
     }
     if (component.size() > kMaxComponentBytes) {
       return BadName(name, absl::StrCat("has a component of ", component.size(),
@@ -183,15 +183,15 @@ StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view def
     parsed.job = std::string(split.first);
     if (split.second.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "path: ", Quoted(path), " names no step; the form is cairn://JOB/STEP/NAME"));
+          "path: ", QuotedText(path), " names no step; the form is cairn://JOB/STEP/NAME"));
     }
     rest = split.second;
   } else if (absl::StartsWith(path, "cairn:")) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "path: ", Quoted(path), " must begin \"cairn://\" (pathlib drops a slash: use a str)"));
+        "path: ", QuotedText(path), " must begin \"cairn://\" (pathlib drops a slash: use a str)"));
   } else if (default_job.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "path: ", Quoted(path), " is not cairn://JOB/STEP/NAME, and STEP/NAME needs a job"));
+        "path: ", QuotedText(path), " is not cairn://JOB/STEP/NAME, and STEP/NAME needs a job"));
   }
   const bool short_form = parsed.job.empty();
   const size_t slash = rest.find('/');
@@ -201,8 +201,8 @@ StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view def
   } else if (!short_form && step == "latest") {
     parsed.latest = true;
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("path: ", Quoted(path), " has step ",
-                                                   Quoted(step), ", which is not a number",
+    return absl::InvalidArgumentError(absl::StrCat("path: ", QuotedText(path), " has step ",
+                                                   QuotedText(step), ", which is not a number",
                                                    short_form ? "" : " or \"latest\""));
   }
   if (slash != absl::string_view::npos) {
@@ -211,7 +211,7 @@ StatusOr<CairnPath> ParseCairnPath(absl::string_view path, absl::string_view def
     parsed.name = std::string(name);
   } else if (short_form) {
     return absl::InvalidArgumentError(
-        absl::StrCat("path: ", Quoted(path), " names no object; the form is STEP/NAME"));
+        absl::StrCat("path: ", QuotedText(path), " names no object; the form is STEP/NAME"));
   }
   if (short_form) {
     CAIRN_RETURN_IF_ERROR(ValidateJob(default_job));
@@ -233,7 +233,7 @@ StatusOr<ListPath> ParseListPath(absl::string_view path) {
   const size_t at = step.find('@');
   if (!AllDigits(step.substr(0, at))) {
     return absl::InvalidArgumentError(
-        absl::StrCat("path: ", Quoted(path), " is not \"\", JOB, JOB/STEP or JOB/latest"));
+        absl::StrCat("path: ", QuotedText(path), " is not \"\", JOB, JOB/STEP or JOB/latest"));
   }
   CAIRN_ASSIGN_OR_RETURN(parsed.ref.step, ParseStep(step.substr(0, at)));
   if (at == absl::string_view::npos) return parsed;
@@ -243,7 +243,7 @@ StatusOr<ListPath> ParseListPath(absl::string_view path) {
       !absl::SimpleAtoi(exact.first, &parsed.ref.attempt) || parsed.ref.attempt < 1 ||
       !absl::SimpleAtoi(exact.second, &parsed.ref.revision)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("path: ", Quoted(path), " is not JOB/STEP@ATTEMPT.REVISION"));
+        absl::StrCat("path: ", QuotedText(path), " is not JOB/STEP@ATTEMPT.REVISION"));
   }
   return parsed;
 }

@@ -10,12 +10,12 @@
 namespace cairn {
 namespace {
 
-constexpr absl::string_view kMagic("CAIRNLR\x01", 8);
-constexpr uint32_t kFormatVersion = 1;
+constexpr absl::string_view kRecordMagic("CAIRNLR\x01", 8);
+constexpr uint32_t kRecordVersion = 1;
 constexpr LineRecordKind kKinds[] = {LineRecordKind::kResume, LineRecordKind::kUse,
                                      LineRecordKind::kOrigin};
 
-Status Bad(absl::string_view what) {
+Status BadRecord(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("line record: ", what));
 }
 
@@ -44,8 +44,8 @@ absl::string_view LineRecordKindName(LineRecordKind kind) {
 }
 
 std::string EncodeLineRecord(const LineRecord& record) {
-  std::string out(kMagic);
-  AppendInteger<uint32_t>(&out, kFormatVersion);
+  std::string out(kRecordMagic);
+  AppendInteger<uint32_t>(&out, kRecordVersion);
   AppendInteger<uint8_t>(&out, static_cast<uint8_t>(record.kind));
   AppendInteger<Attempt>(&out, record.number);
   AppendBytes(&out, record.job);
@@ -55,38 +55,39 @@ std::string EncodeLineRecord(const LineRecord& record) {
 }
 
 StatusOr<LineRecord> DecodeLineRecord(absl::string_view bytes) {
-  if (bytes.size() > kMaxLineRecordBytes) return Bad("is longer than any");
-  if (bytes.size() < kMagic.size() + sizeof(uint32_t)) return Bad("is cut short");
-  if (bytes.substr(0, kMagic.size()) != kMagic) return Bad("the magic is wrong");
+  if (bytes.size() > kMaxLineRecordBytes) return BadRecord("is longer than any");
+  if (bytes.size() < kRecordMagic.size() + sizeof(uint32_t)) return BadRecord("is cut short");
+  if (bytes.substr(0, kRecordMagic.size()) != kRecordMagic) return BadRecord("the magic is wrong");
   const size_t end = bytes.size() - sizeof(uint32_t);
   if (ReadInteger<uint32_t>(bytes.data() + end) != Crc32c(0, bytes.data(), end)) {
-    return Bad("the checksum does not fit");
+    return BadRecord("the checksum does not fit");
   }
-  Cursor cursor(bytes.substr(kMagic.size(), end - kMagic.size()));
+  Cursor cursor(bytes.substr(kRecordMagic.size(), end - kRecordMagic.size()));
   uint32_t version = 0;
   uint8_t kind = 0;
   LineRecord record;
   absl::string_view job, lineage;
-  if (!cursor.Take(&version)) return Bad("is cut short");
-  if (version > kFormatVersion) {
+  if (!cursor.Take(&version)) return BadRecord("is cut short");
+  if (version > kRecordVersion) {
     return absl::UnimplementedError(absl::StrCat("line record: format ", version,
-                                                 " is newer than this build's ", kFormatVersion));
+                                                 " is newer than this build's ", kRecordVersion));
   }
   if (!cursor.Take(&kind) || !cursor.Take(&record.number) || !TakeLengthAndBytes(&cursor, &job) ||
       !TakeLengthAndBytes(&cursor, &lineage) || cursor.left() != 0) {
-    return Bad("is cut short");
+    return BadRecord("is cut short");
   }
   const auto* const known =
       std::find(std::begin(kKinds), std::end(kKinds), static_cast<LineRecordKind>(kind));
-  if (known == std::end(kKinds)) return Bad(absl::StrCat("kind ", kind, " is unknown"));
+  if (known == std::end(kKinds)) return BadRecord(absl::StrCat("kind ", kind, " is unknown"));
   record.kind = *known;
   record.job = std::string(job);
   if (!ValidateJob(record.job).ok() || !ValidateAttempt(record.number).ok()) {
-    return Bad("names no attempt of a job");
+    return BadRecord("names no attempt of a job");
   }
   CAIRN_ASSIGN_OR_RETURN(record.lineage, DecodeLineage(lineage));
   // What follows from a checkpoint is younger than it.
-  if (record.lineage.attempt() >= record.number) return Bad("its point is not older than itself");
+  if (record.lineage.attempt() >= record.number)
+    return BadRecord("its point is not older than itself");
   return record;
 }
 

@@ -12,7 +12,9 @@ namespace {
 constexpr size_t kHeadBytes = sizeof(uint8_t) + sizeof(uint32_t);
 constexpr size_t kEntryBytes = sizeof(Attempt) + sizeof(Step);
 
-Status Bad(absl::string_view what) { return absl::DataLossError(absl::StrCat("lineage: ", what)); }
+Status BadLineage(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("lineage: ", what));
+}
 
 }  // namespace
 
@@ -64,10 +66,10 @@ StatusOr<Lineage> DecodeLineage(absl::string_view bytes) {
   uint8_t open = 0;
   uint32_t count = 0;
   if (!cursor.Take(&open) || !cursor.Take(&count) || cursor.left() != kEntryBytes * size_t{count}) {
-    return Bad("its length does not fit");
+    return BadLineage("its length does not fit");
   }
-  if (open > 1) return Bad("a flag is neither 0 nor 1");
-  if (count > kMaxLineage) return Bad(absl::StrCat("has ", count, " entries"));
+  if (open > 1) return BadLineage("a flag is neither 0 nor 1");
+  if (count > kMaxLineage) return BadLineage(absl::StrCat("has ", count, " entries"));
   Lineage lineage{{}, open == 1};
   lineage.entries.resize(count);
   LineageEntry before{std::numeric_limits<Attempt>::max(), std::numeric_limits<Step>::max()};
@@ -75,9 +77,9 @@ StatusOr<Lineage> DecodeLineage(absl::string_view bytes) {
     cursor.Take(&entry.attempt);
     cursor.Take(&entry.up_to);
     if (entry.attempt <= 0 || entry.attempt >= before.attempt) {
-      return Bad("its attempts do not descend");
+      return BadLineage("its attempts do not descend");
     }
-    if (entry.up_to < 0 || entry.up_to > before.up_to) return Bad("its steps ascend");
+    if (entry.up_to < 0 || entry.up_to > before.up_to) return BadLineage("its steps ascend");
     before = entry;
   }
   return lineage;

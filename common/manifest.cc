@@ -156,7 +156,9 @@ void WriteTail(const Manifest& manifest, Sink* sink) {
   sink->Bytes(manifest.unknown);
 }
 
-Status Bad(absl::string_view what) { return absl::DataLossError(absl::StrCat("manifest: ", what)); }
+Status BadManifest(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("manifest: ", what));
+}
 
 struct Field {
   uint16_t tag = 0;
@@ -170,9 +172,10 @@ Status ReadFieldHeader(absl::string_view header, bool (*repeats)(uint16_t), uint
                        uint16_t* tag, uint32_t* length) {
   *tag = ReadInteger<uint16_t>(header.data());
   *length = ReadInteger<uint32_t>(header.data() + 4);
-  if (ReadInteger<uint16_t>(header.data() + 2) != 0) return Bad("a reserved number is not 0");
+  if (ReadInteger<uint16_t>(header.data() + 2) != 0)
+    return BadManifest("a reserved number is not 0");
   if (*tag == 0 || *tag < last_tag || (*tag == last_tag && !repeats(*tag))) {
-    return Bad(absl::StrCat("field ", *tag, " is out of order"));
+    return BadManifest(absl::StrCat("field ", *tag, " is out of order"));
   }
   return absl::OkStatus();
 }
@@ -181,9 +184,9 @@ Status TakeField(Cursor* cursor, bool (*repeats)(uint16_t), uint16_t* last_tag, 
   const absl::string_view before = cursor->rest();
   absl::string_view header;
   uint32_t length = 0;
-  if (!cursor->TakeBytes(kFieldHeaderBytes, &header)) return Bad("a field is cut short");
+  if (!cursor->TakeBytes(kFieldHeaderBytes, &header)) return BadManifest("a field is cut short");
   CAIRN_RETURN_IF_ERROR(ReadFieldHeader(header, repeats, *last_tag, &field->tag, &length));
-  if (!cursor->TakeBytes(length, &field->value)) return Bad("a field is cut short");
+  if (!cursor->TakeBytes(length, &field->value)) return BadManifest("a field is cut short");
   field->whole = before.substr(0, before.size() - cursor->left());
   *last_tag = field->tag;
   return absl::OkStatus();
@@ -192,7 +195,7 @@ Status TakeField(Cursor* cursor, bool (*repeats)(uint16_t), uint16_t* last_tag, 
 template <typename T>
 Status TakeIntegerField(const Field& field, T* value) {
   if (field.value.size() != sizeof(T)) {
-    return Bad(
+    return BadManifest(
         absl::StrCat("field ", field.tag, " has ", field.value.size(), " bytes, not ", sizeof(T)));
   }
   *value = ReadInteger<T>(field.value.data());
@@ -202,7 +205,7 @@ Status TakeIntegerField(const Field& field, T* value) {
 // `seen` and `wanted` are sums of Bit(tag).
 Status CheckAllSeen(uint32_t seen, uint32_t wanted) {
   if ((seen & wanted) == wanted) return absl::OkStatus();
-  return Bad("a required field is missing");
+  return BadManifest("a required field is missing");
 }
 
 constexpr uint32_t Bit(uint16_t tag) { return uint32_t{1} << tag; }
@@ -226,7 +229,7 @@ Status DecodeObject(absl::string_view bytes, ManifestDetail detail, ObjectEntry*
         uint8_t kind = 0;
         CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &kind));
         if (kind > static_cast<uint8_t>(ObjectKind::kNumpy)) {
-          return Bad(absl::StrCat("kind ", kind, " is unknown"));
+          return BadManifest(absl::StrCat("kind ", kind, " is unknown"));
         }
         object->kind = static_cast<ObjectKind>(kind);
         break;
@@ -238,7 +241,7 @@ Status DecodeObject(absl::string_view bytes, ManifestDetail detail, ObjectEntry*
         CAIRN_RETURN_IF_ERROR(TakeIntegerField(field, &object->block_bytes));
         break;
       case kBlockCrcs:
-        if (field.value.size() % 4 != 0) return Bad("the checksums are cut short");
+        if (field.value.size() % 4 != 0) return BadManifest("the checksums are cut short");
         checksums = field.value.size() / 4;
         if (detail == ManifestDetail::kSummary) break;
         object->block_crcs.reserve(checksums);
@@ -253,13 +256,13 @@ Status DecodeObject(absl::string_view bytes, ManifestDetail detail, ObjectEntry*
   }
   CAIRN_RETURN_IF_ERROR(CheckAllSeen(
       seen, Bit(kName) | Bit(kKind) | Bit(kLength) | Bit(kBlockBytesTag) | Bit(kBlockCrcs)));
-  if (object->length > kMaxObjectBytes) return Bad("a length is above the limit");
+  if (object->length > kMaxObjectBytes) return BadManifest("a length is above the limit");
   if (object->block_bytes < kPageBytes || object->block_bytes > kMaxBlockBytes ||
       object->block_bytes % kPageBytes != 0) {
-    return Bad(absl::StrCat("block size ", object->block_bytes, " is not allowed"));
+    return BadManifest(absl::StrCat("block size ", object->block_bytes, " is not allowed"));
   }
   if (checksums != BlockCount(object->length, object->block_bytes)) {
-    return Bad("the number of checksums does not fit the length");
+    return BadManifest("the number of checksums does not fit the length");
   }
   return absl::OkStatus();
 }
@@ -270,14 +273,16 @@ Status DecodeNote(absl::string_view bytes, const std::optional<std::string>& las
   Cursor cursor(bytes);
   uint32_t key_length = 0;
   if (!cursor.Take(&key_length) || !cursor.TakeBytes(key_length, key)) {
-    return Bad("a note is cut short");
+    return BadManifest("a note is cut short");
   }
-  if (last.has_value() && *last >= *key) return Bad("notes are out of order");
+  if (last.has_value() && *last >= *key) return BadManifest("notes are out of order");
   *value = cursor.rest();
   return absl::OkStatus();
 }
 
-Status AsDataLoss(const Status& status) { return status.ok() ? status : Bad(status.message()); }
+Status AsDataLoss(const Status& status) {
+  return status.ok() ? status : BadManifest(status.message());
+}
 
 // The rules of keys.h, but for those of names. No build writes a manifest that breaks one, so such a
 // manifest is damaged.
@@ -286,10 +291,10 @@ Status CheckHead(const Manifest& manifest) {
   CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateStep(manifest.step)));
   CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateAttempt(manifest.attempt)));
   CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateWorld(manifest.writer, manifest.world_size)));
-  if (manifest.revision < 0) return Bad("revision is below 0");
-  if (manifest.first < kNoStep) return Bad("first is below -1");
+  if (manifest.revision < 0) return BadManifest("revision is below 0");
+  if (manifest.first < kNoStep) return BadManifest("first is below -1");
   if (manifest.lineage.attempt() >= manifest.attempt) {
-    return Bad(
+    return BadManifest(
         absl::StrCat("attempt ", manifest.attempt, " comes from ", OriginText(manifest.lineage)));
   }
   return absl::OkStatus();
@@ -299,11 +304,11 @@ Status CheckHead(const Manifest& manifest) {
 // with. In byte order a directory's name stays there until the last name below it has come.
 Status TakeName(const std::string& name, std::vector<std::string>* line) {
   CAIRN_RETURN_IF_ERROR(AsDataLoss(ValidateObjectName(name)));
-  if (!line->empty() && line->back() >= name) return Bad("objects are out of order");
+  if (!line->empty() && line->back() >= name) return BadManifest("objects are out of order");
   while (!line->empty() && !absl::StartsWith(name, line->back())) line->pop_back();
   for (const std::string& prefix : *line) {
     if (name[prefix.size()] == '/') {
-      return Bad(
+      return BadManifest(
           absl::StrCat("name: \"", absl::CHexEscape(prefix), "\" is a directory of another"));
     }
   }
@@ -415,7 +420,7 @@ StatusOr<Manifest> DecodeManifest(absl::string_view bytes) {
 
 Status ManifestDecoder::Add(absl::string_view piece) {
   while (!piece.empty()) {
-    if (next_ == Next::kNothing) return Bad("the length does not fit");
+    if (next_ == Next::kNothing) return BadManifest("the length does not fit");
     const size_t n = std::min<uint64_t>(wanted_ - carried_.size(), piece.size());
     const absl::string_view taken = piece.substr(0, n);
     piece.remove_prefix(n);
@@ -435,7 +440,7 @@ Status ManifestDecoder::Add(absl::string_view piece) {
 }
 
 StatusOr<Manifest> ManifestDecoder::Finish() && {
-  if (next_ != Next::kNothing) return Bad("is cut short");
+  if (next_ != Next::kNothing) return BadManifest("is cut short");
   if (newer_ != 0) {
     return absl::UnimplementedError(
         absl::StrCat("manifest: format ", newer_, " is newer than this build's ", kFormatVersion));
@@ -462,7 +467,8 @@ Status ManifestDecoder::Take(absl::string_view item) {
       CAIRN_RETURN_IF_ERROR(TakeField(item));
       return ExpectField();
     case Next::kTrailer:
-      if (ReadInteger<uint32_t>(item.data()) != crc_) return Bad("the checksum does not fit");
+      if (ReadInteger<uint32_t>(item.data()) != crc_)
+        return BadManifest("the checksum does not fit");
       Expect(Next::kNothing, 0);
       return absl::OkStatus();
     case Next::kBodyToSkip:
@@ -473,12 +479,12 @@ Status ManifestDecoder::Take(absl::string_view item) {
 }
 
 Status ManifestDecoder::TakeHeader(absl::string_view header) {
-  if (header.substr(0, kMagic.size()) != kMagic) return Bad("the magic is wrong");
+  if (header.substr(0, kMagic.size()) != kMagic) return BadManifest("the magic is wrong");
   const uint32_t version = ReadInteger<uint32_t>(header.data() + 8);
-  if (version == 0) return Bad("the format is 0");
+  if (version == 0) return BadManifest("the format is 0");
   body_left_ = ReadInteger<uint32_t>(header.data() + 12);
   total_bytes_ = kHeaderBytes + body_left_ + kTrailerBytes;
-  if (total_bytes_ > kMaxManifestBytes) return Bad("is longer than any manifest");
+  if (total_bytes_ > kMaxManifestBytes) return BadManifest("is longer than any manifest");
   if (version <= kFormatVersion) return ExpectField();
   newer_ = version;
   if (body_left_ == 0) return ExpectField();
@@ -490,7 +496,7 @@ Status ManifestDecoder::ExpectField() {
   if (body_left_ == 0) {
     Expect(Next::kTrailer, kTrailerBytes);
   } else if (body_left_ < kFieldHeaderBytes) {
-    return Bad("a field is cut short");
+    return BadManifest("a field is cut short");
   } else {
     Expect(Next::kFieldHeader, kFieldHeaderBytes);
   }
@@ -501,7 +507,7 @@ Status ManifestDecoder::TakeFieldHeader(absl::string_view header) {
   uint32_t length = 0;
   CAIRN_RETURN_IF_ERROR(ReadFieldHeader(header, Repeats, tag_, &tag_, &length));
   body_left_ -= kFieldHeaderBytes;
-  if (length > body_left_) return Bad("a field is cut short");
+  if (length > body_left_) return BadManifest("a field is cut short");
   if (length > kMaxManifestFieldBytes) {
     return absl::UnimplementedError(absl::StrCat("manifest: field ", tag_, " has ", length,
                                                  " bytes, this build reads at most ",
@@ -542,7 +548,7 @@ Status ManifestDecoder::TakeField(absl::string_view value) {
     case kCreated:
       return TakeIntegerField(field, &manifest_.created_unix_ms);
     case kRetired:
-      return Bad("field 9 names a step without its attempt");
+      return BadManifest("field 9 names a step without its attempt");
     case kNote: {
       absl::string_view key, text;
       CAIRN_RETURN_IF_ERROR(DecodeNote(value, last_note_, &key, &text));
@@ -556,7 +562,7 @@ Status ManifestDecoder::TakeField(absl::string_view value) {
       return TakeIntegerField(field, &manifest_.first);
     case kLineage: {
       StatusOr<Lineage> lineage = DecodeLineage(value);
-      if (!lineage.ok()) return Bad(lineage.status().message());
+      if (!lineage.ok()) return BadManifest(lineage.status().message());
       manifest_.lineage = *std::move(lineage);
       return absl::OkStatus();
     }

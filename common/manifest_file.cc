@@ -15,7 +15,7 @@
 namespace cairn {
 namespace {
 
-constexpr size_t kPieceBytes = 256 << 10;
+constexpr size_t kReadPieceBytes = 256 << 10;
 constexpr size_t kFirstPieceBytes = 4 << 10;
 
 }  // namespace
@@ -94,7 +94,7 @@ StatusOr<StoredPart> ReadManifestFile(int fd, ManifestDetail detail, uint64_t ma
   ManifestDigester digester;
   std::string piece;
   for (uint64_t at = 0; at < size; at += piece.size()) {
-    piece.resize(std::min<uint64_t>(at == 0 ? kFirstPieceBytes : kPieceBytes, size - at));
+    piece.resize(std::min<uint64_t>(at == 0 ? kFirstPieceBytes : kReadPieceBytes, size - at));
     if (const Status read = PreadAll(fd, piece.data(), piece.size(), at); !read.ok()) {
       return absl::UnavailableError(read.message());
     }

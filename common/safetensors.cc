@@ -29,12 +29,12 @@ constexpr Dtype kDtypes[] = {
     {"I64", 64}, {"U64", 64},
 };
 
-Status Bad(absl::string_view what) {
+Status BadSafetensors(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("safetensors: ", what));
 }
 
-Status Bad(absl::string_view tensor, absl::string_view what) {
-  return Bad(absl::StrCat(Quoted(tensor), ": ", what));
+Status BadSafetensors(absl::string_view tensor, absl::string_view what) {
+  return BadSafetensors(absl::StrCat(Quoted(tensor), ": ", what));
 }
 
 std::string Range(uint64_t begin, uint64_t end) { return absl::StrCat("[", begin, ", ", end, ")"); }
@@ -110,25 +110,28 @@ Status CheckTiling(absl::Span<const TensorEntry> tensors, uint64_t data_bytes) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorEntry& tensor = tensors[i];
     if (tensor.begin < at) {
-      return Bad(tensor.name, absl::StrCat("data_offsets: ", Range(tensor.begin, tensor.end),
-                                           " overlaps ", Range(tensors[i - 1].begin, at), " of ",
-                                           Quoted(tensors[i - 1].name)));
+      return BadSafetensors(
+          tensor.name,
+          absl::StrCat("data_offsets: ", Range(tensor.begin, tensor.end), " overlaps ",
+                       Range(tensors[i - 1].begin, at), " of ", Quoted(tensors[i - 1].name)));
     }
     if (tensor.begin > at) {
-      return Bad(tensor.name, absl::StrCat("data_offsets: the bytes ", Range(at, tensor.begin),
-                                           " before it are no tensor's"));
+      return BadSafetensors(tensor.name,
+                            absl::StrCat("data_offsets: the bytes ", Range(at, tensor.begin),
+                                         " before it are no tensor's"));
     }
     if (tensor.end > data_bytes) {
-      return Bad(tensor.name,
-                 absl::StrCat("data_offsets: ", Range(tensor.begin, tensor.end),
-                              " is beyond the file, which has ", data_bytes, " bytes of tensors"));
+      return BadSafetensors(
+          tensor.name,
+          absl::StrCat("data_offsets: ", Range(tensor.begin, tensor.end),
+                       " is beyond the file, which has ", data_bytes, " bytes of tensors"));
     }
     at = tensor.end;
   }
   if (at < data_bytes) {
-    return Bad(absl::StrCat("the bytes ", Range(at, data_bytes), " after ",
-                            tensors.empty() ? "the header" : Quoted(tensors.back().name),
-                            " are no tensor's"));
+    return BadSafetensors(absl::StrCat("the bytes ", Range(at, data_bytes), " after ",
+                                       tensors.empty() ? "the header" : Quoted(tensors.back().name),
+                                       " are no tensor's"));
   }
   return absl::OkStatus();
 }
@@ -175,20 +178,21 @@ StatusOr<uint64_t> TensorBytes(absl::string_view dtype, absl::Span<const uint64_
 
 StatusOr<uint64_t> SafetensorsHeaderBytes(absl::string_view first, uint64_t file_bytes) {
   if (first.size() < kSafetensorsLengthBytes || file_bytes < kSafetensorsLengthBytes) {
-    return Bad(absl::StrCat("the file has ", std::min<uint64_t>(first.size(), file_bytes),
-                            " bytes, and the header's length alone takes 8"));
+    return BadSafetensors(absl::StrCat("the file has ",
+                                       std::min<uint64_t>(first.size(), file_bytes),
+                                       " bytes, and the header's length alone takes 8"));
   }
   const auto length = ReadInteger<uint64_t>(first.data());
   if (length < kLeastJson) {
-    return Bad(absl::StrCat("the header's length: ", length, " is below 2"));
+    return BadSafetensors(absl::StrCat("the header's length: ", length, " is below 2"));
   }
   if (length > kMaxSafetensorsJson) {
-    return Bad(
+    return BadSafetensors(
         absl::StrCat("the header's length: ", length, " is above the limit ", kMaxSafetensorsJson));
   }
   if (length > file_bytes - kSafetensorsLengthBytes) {
-    return Bad(absl::StrCat("the header's length: ", length, " is beyond the file, which has ",
-                            file_bytes, " bytes"));
+    return BadSafetensors(absl::StrCat("the header's length: ", length,
+                                       " is beyond the file, which has ", file_bytes, " bytes"));
   }
   return kSafetensorsLengthBytes + length;
 }
@@ -197,8 +201,8 @@ StatusOr<SafetensorsHeader> ReadSafetensorsHeader(absl::string_view head, uint64
   SafetensorsHeader header;
   CAIRN_ASSIGN_OR_RETURN(header.data_begin, SafetensorsHeaderBytes(head, file_bytes));
   if (head.size() < header.data_begin) {
-    return Bad(absl::StrCat("the header has ", header.data_begin, " bytes, of which only ",
-                            head.size(), " are here"));
+    return BadSafetensors(absl::StrCat("the header has ", header.data_begin,
+                                       " bytes, of which only ", head.size(), " are here"));
   }
   const auto json =
       head.substr(kSafetensorsLengthBytes, header.data_begin - kSafetensorsLengthBytes);
@@ -235,7 +239,7 @@ StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorEntry> tens
     for (const auto& [key, value] : metadata) {
       const auto key_text = JsonText(key), value_text = JsonText(value);
       for (const auto* text : {&key_text, &value_text}) {
-        if (!text->ok()) return Bad(kMetadata, text->status().message());
+        if (!text->ok()) return BadSafetensors(kMetadata, text->status().message());
       }
       absl::StrAppend(&json, json.back() == '{' ? "" : ",", *key_text, ":", *value_text);
     }
@@ -244,13 +248,13 @@ StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorEntry> tens
   absl::flat_hash_set<absl::string_view> names;
   uint64_t at = 0;
   for (const TensorEntry& tensor : tensors) {
-    if (tensor.name.empty()) return Bad("a tensor's name is empty");
-    if (tensor.name == kMetadata) return Bad(tensor.name, "is the metadata's name");
-    if (!names.insert(tensor.name).second) return Bad(tensor.name, "is there twice");
+    if (tensor.name.empty()) return BadSafetensors("a tensor's name is empty");
+    if (tensor.name == kMetadata) return BadSafetensors(tensor.name, "is the metadata's name");
+    if (!names.insert(tensor.name).second) return BadSafetensors(tensor.name, "is there twice");
     CAIRN_RETURN_IF_ERROR(Annotate(begin_entry(tensor.name), "safetensors: a tensor's name"));
     const auto bytes = TensorBytes(tensor.dtype, tensor.shape);
-    if (!bytes.ok()) return Bad(tensor.name, bytes.status().message());
-    if (*bytes > kMaxBytes - at) return Bad(tensor.name, "ends beyond 2^63 bytes");
+    if (!bytes.ok()) return BadSafetensors(tensor.name, bytes.status().message());
+    if (*bytes > kMaxBytes - at) return BadSafetensors(tensor.name, "ends beyond 2^63 bytes");
     absl::StrAppend(&json, R"("dtype":")", tensor.dtype, R"(","shape":[)",
                     absl::StrJoin(tensor.shape, ","), R"(],"data_offsets":[)", at, ",", at + *bytes,
                     "]}");
@@ -259,8 +263,8 @@ StatusOr<std::string> EncodeSafetensorsHeader(absl::Span<const TensorEntry> tens
   json += "}";
   json.append((kAlignment - json.size() % kAlignment) % kAlignment, ' ');
   if (json.size() > kMaxSafetensorsJson) {
-    return Bad(absl::StrCat("the header's length: ", json.size(), " is above the limit ",
-                            kMaxSafetensorsJson));
+    return BadSafetensors(absl::StrCat("the header's length: ", json.size(), " is above the limit ",
+                                       kMaxSafetensorsJson));
   }
   std::string header;
   header.reserve(kSafetensorsLengthBytes + json.size());

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kSmallBytes = 256;  // about what a small record takes in memory
 
-std::string Join(absl::string_view directory, absl::string_view name) {
+std::string JoinPath(absl::string_view directory, absl::string_view name) {
   return absl::StrCat(directory, "/", name);
 }
 
@@ -27,7 +27,7 @@ class JobScan {
  public:
   JobScan(const std::string& root, const std::string& job, ManifestDetail detail,
           const StoredLimits& limits)
-      : path_(Join(root, job)), job_(job), detail_(detail), limits_(limits) {}
+      : path_(JoinPath(root, job)), job_(job), detail_(detail), limits_(limits) {}
 
   StatusOr<StoredJob> Run(int root) {
     CAIRN_ASSIGN_OR_RETURN(directory_, OpenBeneath(root, job_, O_RDONLY | O_DIRECTORY));
@@ -60,7 +60,7 @@ class JobScan {
  private:
   Status ScanTombstones() {
     auto directory =
-        OpenBeneath(directory_.get(), Join(kMetaDirectory, "removed"), O_RDONLY | O_DIRECTORY);
+        OpenBeneath(directory_.get(), JoinPath(kMetaDirectory, "removed"), O_RDONLY | O_DIRECTORY);
     if (absl::IsNotFound(directory.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(directory.status());
     CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
@@ -76,7 +76,7 @@ class JobScan {
       if (removed.ok()) {
         if (!removed->empty()) found_.removed.steps[step] = *std::move(removed);
       } else {
-        Problem(step, Join(path_, TombstoneFile(step)), removed.status());
+        Problem(step, JoinPath(path_, TombstoneFile(step)), removed.status());
       }
     }
     return absl::OkStatus();
@@ -84,7 +84,7 @@ class JobScan {
 
   Status ScanLineRecords() {
     auto directory =
-        OpenBeneath(directory_.get(), Join(kMetaDirectory, "line"), O_RDONLY | O_DIRECTORY);
+        OpenBeneath(directory_.get(), JoinPath(kMetaDirectory, "line"), O_RDONLY | O_DIRECTORY);
     if (absl::IsNotFound(directory.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(directory.status());
     CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory->get()));
@@ -104,7 +104,7 @@ class JobScan {
         }
         found_.records.push_back(*std::move(record));
       } else if (!absl::IsNotFound(record.status())) {
-        Problem(kNoStep, Join(path_, LineRecordFile(number, kind)), record.status());
+        Problem(kNoStep, JoinPath(path_, LineRecordFile(number, kind)), record.status());
       }
     }
     return absl::OkStatus();
@@ -125,7 +125,7 @@ class JobScan {
   enum class Sighting { kPartial, kAside, kInPlace };
 
   Status ScanMeta(absl::string_view which, Sighting sighting) {
-    const std::string inside = Join(kMetaDirectory, which);
+    const std::string inside = JoinPath(kMetaDirectory, which);
     auto parent = OpenBeneath(directory_.get(), inside, O_RDONLY | O_DIRECTORY);
     if (absl::IsNotFound(parent.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(parent.status());
@@ -140,7 +140,8 @@ class JobScan {
       CheckpointKey named;
       ParseCheckpointDirectory(name, &named);
       named.job = job_;
-      auto stored = Look(parent->get(), name, step, Join(path_, Join(inside, name)), sighting);
+      auto stored =
+          Look(parent->get(), name, step, JoinPath(path_, JoinPath(inside, name)), sighting);
       if (!stored.has_value()) continue;
       // A partial directory only ever holds the checkpoint it is named after. Others may hold what
       // an exchange has brought there.
@@ -163,7 +164,7 @@ class JobScan {
     }
     std::sort(newest_first.rbegin(), newest_first.rend());
     for (const auto& [step, name] : newest_first) {
-      auto stored = Look(directory_.get(), name, step, Join(path_, name), Sighting::kInPlace);
+      auto stored = Look(directory_.get(), name, step, JoinPath(path_, name), Sighting::kInPlace);
       if (!stored.has_value()) continue;
       if (stored->key.step != step) {
         Say(absl::StrCat(stored->location.text(), ": holds manifests of ",
@@ -329,7 +330,7 @@ StatusOr<std::vector<std::string>> ListStoredJobs(const std::string& root) {
   for (const std::string& name : names) {
     if (!ValidateJob(name).ok()) continue;
     // A job that may not be looked into is left out, like one that is not there.
-    if (OpenBeneath(directory.get(), Join(name, kMetaDirectory), O_PATH | O_DIRECTORY).ok()) {
+    if (OpenBeneath(directory.get(), JoinPath(name, kMetaDirectory), O_PATH | O_DIRECTORY).ok()) {
       jobs.push_back(name);
     }
   }

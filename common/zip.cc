@@ -53,7 +53,7 @@ size_t CentralZip64Bytes(const ZipRecord& record, const ZipPlacement& placement)
   return values == 0 ? 0 : kExtraHeaderBytes + 8 * values;
 }
 
-Status Bad(absl::string_view what) { return absl::DataLossError(absl::StrCat("zip: ", what)); }
+Status BadZip(absl::string_view what) { return absl::DataLossError(absl::StrCat("zip: ", what)); }
 
 void AppendCentralEntry(const ZipRecord& record, const ZipPlacement& placement, uint32_t crc,
                         std::string* out) {
@@ -297,7 +297,7 @@ const char* At(const ZipEnds& archive, uint64_t at, uint64_t n) {
 }
 
 StatusOr<Directory> FindDirectory(const ZipEnds& archive) {
-  if (archive.length < kEndBytes) return Bad("is shorter than an end record");
+  if (archive.length < kEndBytes) return BadZip("is shorter than an end record");
   const uint64_t last = archive.length - kEndBytes;
   const uint64_t first = last > kMaxCommentBytes ? last - kMaxCommentBytes : 0;
   for (uint64_t end = last + 1; end-- > first;) {
@@ -320,7 +320,7 @@ StatusOr<Directory> FindDirectory(const ZipEnds& archive) {
         const char* const zip64 = fits ? At(archive, at, kZip64EndBytes) : nullptr;
         if (fits && zip64 == nullptr) return NotAtHand();
         if (!fits || ReadInteger<uint32_t>(zip64) != kZip64EndSignature) {
-          return Bad("the zip64 end record is not where it should be");
+          return BadZip("the zip64 end record is not where it should be");
         }
         directory.entries = ReadInteger<uint64_t>(zip64 + 32);
         directory.bytes = ReadInteger<uint64_t>(zip64 + 40);
@@ -329,14 +329,14 @@ StatusOr<Directory> FindDirectory(const ZipEnds& archive) {
       }
     }
     if (directory.offset > ends_before || directory.bytes > ends_before - directory.offset) {
-      return Bad("the directory is out of bounds");
+      return BadZip("the directory is out of bounds");
     }
     if (directory.entries > directory.bytes / kCentralBytes) {
-      return Bad("the directory has fewer entries than it says");
+      return BadZip("the directory has fewer entries than it says");
     }
     return directory;
   }
-  return Bad("has no end record");
+  return BadZip("has no end record");
 }
 
 // Replaces values that are 0xFFFFFFFF by those of the zip64 extra field, in the format's order.
@@ -350,12 +350,12 @@ Status TakeZip64(absl::string_view extra, uint64_t* uncompressed, uint64_t* comp
     uint16_t id = 0, length = 0;
     absl::string_view value;
     if (!fields.Take(&id) || !fields.Take(&length) || !fields.TakeBytes(length, &value)) {
-      return Bad("an extra field is cut short");
+      return BadZip("an extra field is cut short");
     }
     if (id != kZip64Extra) continue;
     Cursor values(value);
     for (uint64_t* wanted : {uncompressed, compressed, offset}) {
-      if (*wanted == kMax32 && !values.Take(wanted)) return Bad("a zip64 field is cut short");
+      if (*wanted == kMax32 && !values.Take(wanted)) return BadZip("a zip64 field is cut short");
     }
     return absl::OkStatus();
   }
@@ -379,33 +379,33 @@ StatusOr<std::vector<ZipEntry>> ReadZipDirectory(const ZipEnds& archive) {
     absl::string_view fixed, name, extra, comment;
     if (!cursor.TakeBytes(kCentralBytes, &fixed) ||
         ReadInteger<uint32_t>(fixed.data()) != kCentralSignature) {
-      return Bad(absl::StrCat("directory entry ", i, " is not one"));
+      return BadZip(absl::StrCat("directory entry ", i, " is not one"));
     }
     if (!cursor.TakeBytes(ReadInteger<uint16_t>(fixed.data() + 28), &name) ||
         !cursor.TakeBytes(ReadInteger<uint16_t>(fixed.data() + 30), &extra) ||
         !cursor.TakeBytes(ReadInteger<uint16_t>(fixed.data() + 32), &comment)) {
-      return Bad(absl::StrCat("directory entry ", i, " is cut short"));
+      return BadZip(absl::StrCat("directory entry ", i, " is cut short"));
     }
     if ((ReadInteger<uint16_t>(fixed.data() + 8) & kEncrypted) != 0 ||
         ReadInteger<uint16_t>(fixed.data() + 10) != kStored) {
-      return Bad(absl::StrCat("record ", i, " is not stored plainly"));
+      return BadZip(absl::StrCat("record ", i, " is not stored plainly"));
     }
     uint64_t compressed = ReadInteger<uint32_t>(fixed.data() + 20);
     uint64_t uncompressed = ReadInteger<uint32_t>(fixed.data() + 24);
     uint64_t header = ReadInteger<uint32_t>(fixed.data() + 42);
     CAIRN_RETURN_IF_ERROR(TakeZip64(extra, &uncompressed, &compressed, &header));
-    if (compressed != uncompressed) return Bad(absl::StrCat("record ", i, " has two lengths"));
+    if (compressed != uncompressed) return BadZip(absl::StrCat("record ", i, " has two lengths"));
     const bool fits = header <= directory.offset && directory.offset - header >= kLocalBytes;
     const char* const local = fits ? At(archive, header, kLocalBytes) : nullptr;
     if (fits && local == nullptr) return NotAtHand();
     if (!fits || ReadInteger<uint32_t>(local) != kLocalSignature) {
-      return Bad(absl::StrCat("record ", i, " has no local header"));
+      return BadZip(absl::StrCat("record ", i, " has no local header"));
     }
     const uint64_t skipped = kLocalBytes + ReadInteger<uint16_t>(local + 26) +
                              uint64_t{ReadInteger<uint16_t>(local + 28)};
     const uint64_t room = directory.offset - header;
     if (skipped > room || uncompressed > room - skipped) {
-      return Bad(absl::StrCat("record ", i, " is out of bounds"));
+      return BadZip(absl::StrCat("record ", i, " is out of bounds"));
     }
     ZipEntry& entry = entries.emplace_back();
     entry.name = std::string(name);
@@ -413,7 +413,7 @@ StatusOr<std::vector<ZipEntry>> ReadZipDirectory(const ZipEnds& archive) {
     entry.length = uncompressed;
     entry.crc = ReadInteger<uint32_t>(fixed.data() + 16);
   }
-  if (cursor.left() > 0) return Bad("the directory has more entries than it says");
+  if (cursor.left() > 0) return BadZip("the directory has more entries than it says");
   return entries;
 }
 

@@ -13,7 +13,7 @@ namespace cairn::cli {
 namespace {
 
 // How long `latest` waits for what the catalog adds.
-constexpr absl::Duration kIndexPatience = absl::Seconds(2);
+constexpr absl::Duration kFindPatience = absl::Seconds(2);
 constexpr int kIndexed = 100, kMostIndexed = 1000;
 
 // What the catalog of the ring knows, whoever of its members lives.
@@ -121,7 +121,7 @@ Status ShowLatest(Context* context, const std::string& job) {
   if (absl::IsPermissionDenied(latest.status())) return latest.status();
   // What was complete, and nobody who answers has: where there is a catalog that knows.
   const StatusOr<Json> index =
-      finder->Index(target.job, 1, std::min(kIndexPatience, context->settings.timeout));
+      finder->Index(target.job, 1, std::min(kFindPatience, context->settings.timeout));
   const std::string beyond = index.ok() ? IndexedBeyond(*index, latest.ok() ? &*latest : nullptr,
                                                         context->clock->UnixMillis())
                                         : "";

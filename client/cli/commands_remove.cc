@@ -14,7 +14,7 @@
 namespace cairn::cli {
 namespace {
 
-constexpr size_t kMostShown = 8;  // checkpoints that a question lists
+constexpr size_t kMostCheckpointsShown = 8;  // checkpoints that a question lists
 
 struct RemoveArguments {
   PathArguments path;
@@ -81,7 +81,7 @@ std::string LossOf(client::Session* session, const std::vector<client::Checkpoin
   }
   std::vector<std::string> each;
   for (const client::CheckpointInfo& info : lost) {
-    if (each.size() == kMostShown) {
+    if (each.size() == kMostCheckpointsShown) {
       each.push_back("…");
       break;
     }

@@ -13,12 +13,12 @@
 namespace cairn::cli {
 namespace {
 
-struct InitArguments {
+struct InitStorageArguments {
   std::string root;      // empty: the one that --storage names
   std::string identity;  // empty: a new one
 };
 
-Status Init(Context* context, const InitArguments& arguments) {
+Status InitStorage(Context* context, const InitStorageArguments& arguments) {
   const std::string& path = arguments.root.empty() ? context->settings.storage : arguments.root;
   if (path.empty()) {
     return absl::InvalidArgumentError("storage init: name the ROOT (or set CAIRN_STORAGE)");
@@ -46,12 +46,12 @@ void AddStorageCommands(CLI::App* app, Context* context) {
   storage->require_subcommand(1);
   auto* command = storage->add_subcommand(
       "init", "Give a root its identity, once: cairnd writes nowhere else with require_marker");
-  auto arguments = std::make_shared<InitArguments>();
+  auto arguments = std::make_shared<InitStorageArguments>();
   command->add_option("ROOT", arguments->root, "the mounted folder [what --storage names]");
   command->add_option("--identity", arguments->identity,
                       "one that a node knows already (status shows it): the root is that storage");
   command->footer("Example:\n  cairn storage init /mnt/ckpt");
-  command->callback([=] { context->action = [=] { return Init(context, *arguments); }; });
+  command->callback([=] { context->action = [=] { return InitStorage(context, *arguments); }; });
 }
 
 }  // namespace cairn::cli

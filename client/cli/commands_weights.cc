@@ -47,7 +47,7 @@ Json ToJson(const CheckpointKey& key) {
 // --- the step
 
 // JOB is its latest step.
-StatusOr<client::CheckpointRef> ParseStep(const PathArguments& path) {
+StatusOr<client::CheckpointRef> ParseCheckpoint(const PathArguments& path) {
   CAIRN_ASSIGN_OR_RETURN(Target target, path.Parse(TargetNeeds::kJob));
   if (!target.name.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -163,7 +163,7 @@ std::string RenderTensors(const std::vector<const IndexedTensor*>& tensors,
 }
 
 Status ListTensors(Context* context, const WeightsArguments& arguments) {
-  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef step, ParseStep(arguments.path));
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef step, ParseCheckpoint(arguments.path));
   CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
   CAIRN_ASSIGN_OR_RETURN(const auto weights, OpenWeights(finder.get(), step));
   const WeightsIndex& index = weights->index();
@@ -193,7 +193,7 @@ Status ListTensors(Context* context, const WeightsArguments& arguments) {
 // --- check
 
 Status Check(Context* context, const WeightsArguments& arguments) {
-  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef step, ParseStep(arguments.path));
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef step, ParseCheckpoint(arguments.path));
   CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
   CAIRN_ASSIGN_OR_RETURN(const Found found, FindStep(finder.get(), step));
   const MonotonicNanos started = context->clock->Now();
@@ -244,7 +244,7 @@ StatusOr<std::string> PlaceOf(const std::string& file) {
 }
 
 Status Get(Context* context, const WeightsArguments& arguments) {
-  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef step, ParseStep(arguments.path));
+  CAIRN_ASSIGN_OR_RETURN(const client::CheckpointRef step, ParseCheckpoint(arguments.path));
   CAIRN_ASSIGN_OR_RETURN(const std::string place, PlaceOf(arguments.file));
   CAIRN_ASSIGN_OR_RETURN(auto finder, Find(context));
   CAIRN_ASSIGN_OR_RETURN(const auto weights, OpenWeights(finder.get(), step));

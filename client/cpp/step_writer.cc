@@ -13,7 +13,7 @@ namespace cairn::client {
 namespace {
 
 constexpr absl::Duration kAbortPatience = absl::Seconds(1);
-constexpr absl::Duration kDescriptorPatience = absl::Seconds(2);
+constexpr absl::Duration kSlabPatience = absl::Seconds(2);
 
 // Objects of at least this size have a slab to themselves, whose descriptor may come with the create.
 // More than kMaxOwnSlabsPerCreate at once would overrun the channel's socket and the usual limit of
@@ -395,7 +395,7 @@ StatusOr<std::shared_ptr<MappedSlab>> StepWriterImpl::Slab(const wire::Extent& e
     CAIRN_ASSIGN_OR_RETURN(
         const ReceivedFd received,
         attachment_->fds->Take(static_cast<LeaseId>(extent.lease),
-                               std::min(deadline, DeadlineAfter(kDescriptorPatience))));
+                               std::min(deadline, DeadlineAfter(kSlabPatience))));
     if (received.slab != id || received.bytes != static_cast<uint64_t>(extent.slab_bytes)) {
       return absl::InternalError(absl::StrCat("lease ", extent.lease, " came with slab ",
                                               received.slab, ", not ", extent.slab));

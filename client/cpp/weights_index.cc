@@ -143,7 +143,7 @@ std::string Shape(const std::vector<uint64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-struct Box {
+struct IndexBox {
   std::vector<uint64_t> begin, end;  // by dimension
 
   std::string DebugString() const {
@@ -155,14 +155,14 @@ struct Box {
 
 uint64_t End(const TensorPart& part, size_t d) { return part.start[d] + part.shape[d]; }
 
-Box BoxOf(const TensorPart& part) {
-  Box box{part.start, part.start};
+IndexBox IndexBoxOf(const TensorPart& part) {
+  IndexBox box{part.start, part.start};
   for (size_t d = 0; d < box.end.size(); ++d) box.end[d] = End(part, d);
   return box;
 }
 
 // Makes `box` what it has in common with the part; false when that is nothing.
-bool Clip(const TensorPart& part, Box* box) {
+bool Clip(const TensorPart& part, IndexBox* box) {
   for (size_t d = 0; d < box->begin.size(); ++d) {
     box->begin[d] = std::max(box->begin[d], part.start[d]);
     box->end[d] = std::min(box->end[d], End(part, d));
@@ -232,7 +232,7 @@ constexpr uint64_t kMostPairs = uint64_t{1} << 25;
 
 // What two of the parts both hold. Parts that were cut one dimension after the other, as all known ways of sharding
 // do, cost n log n; only those that interlock are compared pair by pair.
-StatusOr<std::optional<Box>> FindOverlap(const std::vector<uint64_t>& whole, Parts parts) {
+StatusOr<std::optional<IndexBox>> FindOverlap(const std::vector<uint64_t>& whole, Parts parts) {
   std::vector<size_t> dims;
   for (size_t d = 0; d < whole.size(); ++d) {
     if (whole[d] > 1) dims.push_back(d);
@@ -252,25 +252,25 @@ StatusOr<std::optional<Box>> FindOverlap(const std::vector<uint64_t>& whole, Par
     for (size_t i = group.first; i < group.second; ++i) {
       for (size_t j = i + 1; j < group.second; ++j) {
         if (!Overlap(*parts[i], *parts[j])) continue;
-        Box box = BoxOf(*parts[i]);
+        IndexBox box = IndexBoxOf(*parts[i]);
         (void)Clip(*parts[j], &box);
-        return std::optional<Box>(box);
+        return std::optional<IndexBox>(box);
       }
     }
   }
-  return std::optional<Box>();
+  return std::optional<IndexBox>();
 }
 
 // Neither overflows for what lies within a whole that TensorBytes accepts, and for parts without an overlap.
-uint64_t Elements(const Box& box) {
+uint64_t Elements(const IndexBox& box) {
   uint64_t elements = 1;
   for (size_t d = 0; d < box.begin.size(); ++d) elements *= box.end[d] - box.begin[d];
   return elements;
 }
-uint64_t ElementsHeld(const Box& box, const Parts& parts) {
+uint64_t ElementsHeld(const IndexBox& box, const Parts& parts) {
   uint64_t elements = 0;
   for (const TensorPart* part : parts) {
-    Box common = box;
+    IndexBox common = box;
     if (Clip(*part, &common)) elements += Elements(common);
   }
   return elements;
@@ -278,24 +278,24 @@ uint64_t ElementsHeld(const Box& box, const Parts& parts) {
 
 // A box that no part holds anything of, within one that the parts, which do not overlap, do not fill. Takes the parts
 // away one by one: what is left around one is cut into boxes, of which one is not full.
-Box FindHole(Box box, Parts parts) {
+IndexBox FindHole(IndexBox box, Parts parts) {
   for (;;) {
     parts.erase(std::remove_if(parts.begin(), parts.end(),
                                [&](const TensorPart* part) {
-                                 Box common = box;
+                                 IndexBox common = box;
                                  return !Clip(*part, &common);
                                }),
                 parts.end());
     if (parts.empty()) return box;
     const TensorPart& part = *parts[parts.size() / 2];
-    Box rest = box;  // what of it is not yet cut off, the part's own included
-    std::optional<Box> next;
+    IndexBox rest = box;  // what of it is not yet cut off, the part's own included
+    std::optional<IndexBox> next;
     for (size_t d = 0; d < box.begin.size() && !next.has_value(); ++d) {
       const uint64_t begin = std::max(rest.begin[d], part.start[d]);
       const uint64_t end = std::min(rest.end[d], End(part, d));
       for (const auto& [from, to] :
            {std::pair(rest.begin[d], begin), std::pair(end, rest.end[d])}) {
-        Box side = rest;
+        IndexBox side = rest;
         side.begin[d] = from;
         side.end[d] = to;
         if (from < to && ElementsHeld(side, parts) < Elements(side)) {
@@ -397,7 +397,7 @@ class Builder {
       if (a.start != b.start || a.shape != b.shape || IsEmpty(a.shape)) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(InObject(a.object), " and ", InObject(b.object), " both hold ",
-                       BoxOf(a).DebugString(), " of ", Quoted(tensor->name)));
+                       IndexBoxOf(a).DebugString(), " of ", Quoted(tensor->name)));
     }
     return absl::OkStatus();
   }
@@ -442,13 +442,13 @@ Status CheckWhole(const IndexedTensor& tensor) {
     CAIRN_RETURN_IF_ERROR(Annotate(CheckWithin(part, tensor.shape), name));
     if (!IsEmpty(part.shape)) parts.push_back(&part);
   }
-  const StatusOr<std::optional<Box>> overlap = FindOverlap(tensor.shape, parts);
+  const StatusOr<std::optional<IndexBox>> overlap = FindOverlap(tensor.shape, parts);
   if (!overlap.ok()) return Annotate(overlap.status(), name);
   if (overlap->has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": two parts hold ", (*overlap)->DebugString()));
   }
-  const Box whole{std::vector<uint64_t>(tensor.shape.size(), 0), tensor.shape};
+  const IndexBox whole{std::vector<uint64_t>(tensor.shape.size(), 0), tensor.shape};
   if (ElementsHeld(whole, parts) == Elements(whole)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " lacks ", FindHole(whole, std::move(parts)).DebugString()));

@@ -13,7 +13,7 @@
 namespace cairn::gpu {
 namespace {
 
-constexpr uint64_t kMaxRegisterBytes = uint64_t{1} << 39;  // as of the driver, from 580 on
+constexpr uint64_t kMaxHostRegisterBytes = uint64_t{1} << 39;  // as of the driver, from 580 on
 
 uintptr_t Address(const void* at) { return reinterpret_cast<uintptr_t>(at); }
 
@@ -39,9 +39,10 @@ StatusOr<bool> IsMapped(const void* at, uint64_t bytes, bool writable) {
 
 Status RegistrationTable::Add(void* at, uint64_t bytes, Access access) {
   if (bytes == 0) return absl::InvalidArgumentError("registering 0 bytes");
-  if (bytes >= kMaxRegisterBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "registering ", bytes, " bytes at once: less than ", kMaxRegisterBytes, " are possible"));
+  if (bytes >= kMaxHostRegisterBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("registering ", bytes,
+                                                   " bytes at once: less than ",
+                                                   kMaxHostRegisterBytes, " are possible"));
   }
   if (access == Access::kRead && !read_only_) {
     return absl::UnimplementedError("this device cannot register memory for reading only");

@@ -27,7 +27,7 @@
 #include "common/fd.h"
 #include "common/keys.h"
 #include "common/status.h"
-#include "server/facts/facts.h"
+#include "server/facts/extent.h"
 
 namespace cairn::cache {
 

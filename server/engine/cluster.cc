@@ -12,7 +12,7 @@ namespace {
 // What may have been lost is said again, and what was refused tried again.
 constexpr MonotonicNanos kTick = kNanosPerSecond;
 // Whole reports.
-constexpr MonotonicNanos kWhole = 10 * kNanosPerSecond;
+constexpr MonotonicNanos kWholeEvery = 10 * kNanosPerSecond;
 // How often a home looks at a job's files because others have written some.
 constexpr MonotonicNanos kLookEvery = 10 * kNanosPerSecond;
 // A report leads to a verdict, which changes what is reported: not more often than this in one event.
@@ -194,7 +194,7 @@ bool Cluster::Run() {
   const bool tick = out_.now() >= next_;
   if (tick) next_ = out_.now() + kTick;
   const bool whole = tick && out_.now() >= whole_at_;
-  if (whole) whole_at_ = out_.now() + kWhole;
+  if (whole) whole_at_ = out_.now() + kWholeEvery;
   fetches_.TellAborted();
   if (tick) fetches_.ReturnEmpty();
   bool again = tick;

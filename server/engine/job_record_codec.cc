@@ -16,7 +16,7 @@ constexpr uint32_t kWithoutAsked = 1;
 
 enum class LineageForm : uint8_t { kWhole = 0, kFrom = 1, kSame = 2 };
 
-Status Bad(absl::string_view what) {
+Status BadRecord(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("job record: ", what));
 }
 
@@ -165,10 +165,10 @@ class Decoder {
     absl::string_view job;
     if (!TakeBytes(&job) || !cursor_.Take(&owned) || !cursor_.Take(&owner.uid) ||
         !cursor_.Take(&owner.gid)) {
-      return Bad("is cut short");
+      return BadRecord("is cut short");
     }
     record_.job = std::string(job);
-    if (!ValidateJob(record_.job).ok()) return Bad("names no job");
+    if (!ValidateJob(record_.job).ok()) return BadRecord("names no job");
     if (owned == 1) record_.owner = owner;
     CAIRN_RETURN_IF_ERROR(TakePolicy());
     CAIRN_RETURN_IF_ERROR(TakeAttempts());
@@ -177,14 +177,14 @@ class Decoder {
     CAIRN_RETURN_IF_ERROR(TakeRemoved());
     auto& [attempt, step] = record_.highest_protected;
     if (!cursor_.Take(&record_.removed_up_to) || !cursor_.Take(&attempt) || !cursor_.Take(&step)) {
-      return Bad("is cut short");
+      return BadRecord("is cut short");
     }
     if (record_.removed_up_to < 0 || attempt < 0 || step < kNoStep ||
         (attempt == 0) != (step == kNoStep)) {
-      return Bad("what was removed or protected is out of range");
+      return BadRecord("what was removed or protected is out of range");
     }
     if (version > kWithoutAsked) CAIRN_RETURN_IF_ERROR(TakeAsked());
-    if (cursor_.left() != 0) return Bad("something is left over");
+    if (cursor_.left() != 0) return BadRecord("something is left over");
     return std::move(record_);
   }
 
@@ -215,7 +215,7 @@ class Decoder {
         readers > static_cast<uint8_t>(Readers::kAll) || policy.every < 1 || policy.keep_last < 0 ||
         policy.keep_every < 0 || policy.replicas < kRingsReplicas ||
         policy.replicas > kMostReplicas || record_.policy_stamp.version < 0) {
-      return Bad("its policy is out of range");
+      return BadRecord("its policy is out of range");
     }
     policy.mode = static_cast<PersistMode>(mode);
     policy.readers = static_cast<Readers>(readers);
@@ -225,44 +225,44 @@ class Decoder {
   // Of what is younger than `below`.
   Status TakeLineage(const Lineage* before, Attempt below, Lineage* lineage) {
     uint8_t form = 0;
-    if (!cursor_.Take(&form)) return Bad("is cut short");
+    if (!cursor_.Take(&form)) return BadRecord("is cut short");
     switch (static_cast<LineageForm>(form)) {
       case LineageForm::kWhole: {
         absl::string_view bytes;
-        if (!TakeBytes(&bytes)) return Bad("is cut short");
+        if (!TakeBytes(&bytes)) return BadRecord("is cut short");
         CAIRN_ASSIGN_OR_RETURN(*lineage, DecodeLineage(bytes));
         break;
       }
       case LineageForm::kFrom: {
         Attempt attempt = 0;
         Step step = 0;
-        if (!cursor_.Take(&attempt) || !cursor_.Take(&step)) return Bad("is cut short");
+        if (!cursor_.Take(&attempt) || !cursor_.Take(&step)) return BadRecord("is cut short");
         const auto from = LineageFrom(step, attempt, record_.attempts);
-        if (step < 0 || !from.has_value()) return Bad("a lineage goes on from nowhere");
+        if (step < 0 || !from.has_value()) return BadRecord("a lineage goes on from nowhere");
         *lineage = *from;
         break;
       }
       case LineageForm::kSame:
-        if (before == nullptr) return Bad("a lineage goes on from nowhere");
+        if (before == nullptr) return BadRecord("a lineage goes on from nowhere");
         *lineage = *before;
         break;
       default:
-        return Bad("the form of a lineage is unknown");
+        return BadRecord("the form of a lineage is unknown");
     }
-    if (lineage->attempt() >= below) return Bad("a lineage is not older than what has it");
+    if (lineage->attempt() >= below) return BadRecord("a lineage is not older than what has it");
     return absl::OkStatus();
   }
 
   Status TakeAttempts() {
     uint32_t count = 0;
-    if (!TakeCount(kMostRecordAttempts, &count)) return Bad("has too many attempts");
+    if (!TakeCount(kMostRecordAttempts, &count)) return BadRecord("has too many attempts");
     const Lineage* before = nullptr;
     for (uint32_t i = 0; i < count; ++i) {
       Attempt attempt = 0;
       JobRecord::Origin origin;
       if (!cursor_.Take(&attempt) || !cursor_.Take(&origin.first) ||
           !cursor_.Take(&origin.unix_ms) || attempt <= 0 || origin.first < kNoStep) {
-        return Bad("an attempt is out of range");
+        return BadRecord("an attempt is out of range");
       }
       CAIRN_RETURN_IF_ERROR(TakeLineage(before, attempt, &origin.lineage));
       before = &record_.attempts.insert_or_assign(attempt, std::move(origin)).first->second.lineage;
@@ -272,7 +272,7 @@ class Decoder {
 
   Status TakeDecisions() {
     uint32_t count = 0;
-    if (!TakeCount(kMostRecordDecisions, &count)) return Bad("has too many decisions");
+    if (!TakeCount(kMostRecordDecisions, &count)) return BadRecord("has too many decisions");
     const Lineage* before = nullptr;
     for (uint32_t i = 0; i < count; ++i) {
       Attempt number = 0;
@@ -281,7 +281,7 @@ class Decoder {
       if (!cursor_.Take(&number) || !cursor_.Take(&kind) || !cursor_.Take(&decision.unix_ms) ||
           !TakeStamp(&decision.stamp) || number <= 0 || decision.stamp.version < 1 ||
           kind > static_cast<uint8_t>(LineRecordKind::kUse)) {
-        return Bad("a decision is out of range");
+        return BadRecord("a decision is out of range");
       }
       CAIRN_RETURN_IF_ERROR(TakeLineage(before, number, &decision.lineage));
       const JobRecord::DecisionId id(number, static_cast<LineRecordKind>(kind));
@@ -292,14 +292,14 @@ class Decoder {
 
   Status TakePins() {
     uint32_t count = 0;
-    if (!TakeCount(2 * kMostRecordPins, &count)) return Bad("has too many pins");
+    if (!TakeCount(2 * kMostRecordPins, &count)) return BadRecord("has too many pins");
     for (uint32_t i = 0; i < count; ++i) {
       CheckpointId id;
       JobRecord::Pin pin;
       if (!cursor_.Take(&id.step) || !cursor_.Take(&id.attempt) || !cursor_.Take(&id.revision) ||
           !TakeFlag(&pin.pinned) || !TakeStamp(&pin.stamp) || id.step < 0 || id.attempt <= 0 ||
           id.revision < 0 || pin.stamp.version < 1) {
-        return Bad("a pin is out of range");
+        return BadRecord("a pin is out of range");
       }
       record_.pins[id] = pin;
     }
@@ -308,12 +308,12 @@ class Decoder {
 
   Status TakeAsked() {
     uint32_t count = 0;
-    if (!TakeCount(kMostRecordAsked, &count)) return Bad("has too many that are asked for");
+    if (!TakeCount(kMostRecordAsked, &count)) return BadRecord("has too many that are asked for");
     for (uint32_t i = 0; i < count; ++i) {
       CheckpointId id;
       if (!cursor_.Take(&id.step) || !cursor_.Take(&id.attempt) || !cursor_.Take(&id.revision) ||
           id.step < 0 || id.attempt <= 0 || id.revision < 0) {
-        return Bad("what is asked for is out of range");
+        return BadRecord("what is asked for is out of range");
       }
       record_.asked.insert(id);
     }
@@ -323,12 +323,12 @@ class Decoder {
   Status TakeRemoved() {
     uint32_t steps = 0;
     size_t left = 2 * kMostRecordRanges;
-    if (!TakeCount(left, &steps)) return Bad("has too many removed steps");
+    if (!TakeCount(left, &steps)) return BadRecord("has too many removed steps");
     for (uint32_t i = 0; i < steps; ++i) {
       Step step = 0;
       uint32_t ranges = 0;
       if (!cursor_.Take(&step) || !TakeCount(left, &ranges) || step < 0 || ranges == 0) {
-        return Bad("a removed step is out of range");
+        return BadRecord("a removed step is out of range");
       }
       left -= ranges;
       AttemptRanges& removed = record_.removed.steps[step];
@@ -337,7 +337,7 @@ class Decoder {
         AttemptRanges::Range range;
         if (!cursor_.Take(&range.first) || !cursor_.Take(&range.last) || range.first <= above ||
             range.first > range.last) {
-          return Bad("a removed range is out of range");
+          return BadRecord("a removed range is out of range");
         }
         above = range.last;
         removed.Add(range.first, range.last);
@@ -355,12 +355,12 @@ class Decoder {
 std::string EncodeJobRecord(const JobRecord& record) { return Encoder(record).Run(); }
 
 StatusOr<JobRecord> DecodeJobRecord(absl::string_view bytes) {
-  if (bytes.size() > kMaxJobRecordBytes) return Bad("is longer than any");
-  if (bytes.size() < kMagic.size() + 2 * sizeof(uint32_t)) return Bad("is cut short");
-  if (bytes.substr(0, kMagic.size()) != kMagic) return Bad("the magic is wrong");
+  if (bytes.size() > kMaxJobRecordBytes) return BadRecord("is longer than any");
+  if (bytes.size() < kMagic.size() + 2 * sizeof(uint32_t)) return BadRecord("is cut short");
+  if (bytes.substr(0, kMagic.size()) != kMagic) return BadRecord("the magic is wrong");
   const size_t end = bytes.size() - sizeof(uint32_t);
   if (ReadInteger<uint32_t>(bytes.data() + end) != Crc32c(0, bytes.data(), end)) {
-    return Bad("the checksum does not fit");
+    return BadRecord("the checksum does not fit");
   }
   const uint32_t version = ReadInteger<uint32_t>(bytes.data() + kMagic.size());
   if (version > kFormatVersion) {
@@ -370,7 +370,7 @@ StatusOr<JobRecord> DecodeJobRecord(absl::string_view bytes) {
   const size_t begin = kMagic.size() + sizeof(version);
   CAIRN_ASSIGN_OR_RETURN(JobRecord record, Decoder(bytes.substr(begin, end - begin)).Run(version));
   if (!record.IsTidy() || EncodeJobRecord(record) != bytes) {
-    return Bad("is not in the form that records have");
+    return BadRecord("is not in the form that records have");
   }
   return record;
 }

@@ -7,7 +7,7 @@
 namespace cairn::engine {
 namespace {
 
-constexpr MonotonicNanos kPauseAfterFailure = 5 * kNanosPerSecond;
+constexpr MonotonicNanos kPauseAfterNotMade = 5 * kNanosPerSecond;
 
 }  // namespace
 
@@ -78,7 +78,7 @@ void Pool::ProvisionAll(const Job& job, int steps) {
   }
 }
 
-void Pool::NotMade() { provision_at_ = out_.now() + kPauseAfterFailure; }
+void Pool::NotMade() { provision_at_ = out_.now() + kPauseAfterNotMade; }
 
 void Pool::Start() {
   if (!mode_.safe_mode.empty()) return;

@@ -9,7 +9,7 @@ namespace cairn::engine {
 namespace {
 
 // A collector that asked goes on hearing of changes for so long; it asks again while it cares.
-constexpr MonotonicNanos kAskersKept = 30 * kNanosPerSecond;
+constexpr MonotonicNanos kCollectorsKept = 30 * kNanosPerSecond;
 // Of a writer's steps that it gave up.
 constexpr size_t kGivenUpTold = 128;
 
@@ -186,7 +186,7 @@ void Reporting::SendWhole(Rank to, const std::string& name, const Told& told, ui
 void Reporting::WholeTo(Rank collector, const std::string& job, uint64_t question) {
   Told& told = told_[job];
   if (told.number == 0) told.number = NextNumber();  // of nothing: that is an answer, too
-  if (collector != told.home) told.askers[collector] = out_.now() + kAskersKept;
+  if (collector != told.home) told.askers[collector] = out_.now() + kCollectorsKept;
   SendWhole(collector, job, told, question);
 }
 
@@ -213,7 +213,7 @@ void Reporting::Run(bool again) {
     if (home != told.home || again) {
       // The one before goes on as a home for a while, for who asks it: it counts what it has heard.
       const bool moved = told.home != kNoRank && told.home != home;
-      if (moved) told.askers[told.home] = out_.now() + kAskersKept;
+      if (moved) told.askers[told.home] = out_.now() + kCollectorsKept;
       told.home = home;
       SendWhole(home, name, told);
     }

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMaxClusterBytes = 64;
 constexpr int64_t kMostLostAfterSeconds = 86'400;
 
-Status Bad(absl::string_view what) { return absl::InvalidArgumentError(what); }
+Status BadRing(absl::string_view what) { return absl::InvalidArgumentError(what); }
 
 bool IsClusterName(absl::string_view name) {
   return !name.empty() && name.size() <= kMaxClusterBytes &&
@@ -51,16 +51,16 @@ Status CheckMembers(const std::map<Rank, std::string>& members, bool from_catalo
   std::map<std::string, Rank> at;
   for (const auto& [rank, address] : members) {
     if (from_catalog && (rank == kNoRank || address.empty())) continue;
-    if (rank < 0) return Bad(absl::StrCat("ring.nodes: rank ", rank, " is below 0"));
+    if (rank < 0) return BadRing(absl::StrCat("ring.nodes: rank ", rank, " is below 0"));
     if (!IsAddressAndPort(address)) {
-      return Bad(absl::StrCat("ring.nodes: \"", absl::CHexEscape(address), "\" of rank ", rank,
-                              " is not ADDRESS:PORT"));
+      return BadRing(absl::StrCat("ring.nodes: \"", absl::CHexEscape(address), "\" of rank ", rank,
+                                  " is not ADDRESS:PORT"));
     }
     const auto [other, fresh] = at.emplace(address, rank);
     // Of others in the catalog none can keep this node from its own work.
     if (!fresh && !from_catalog) {
-      return Bad(absl::StrCat("ring.nodes: ranks ", other->second, " and ", rank, " are both at ",
-                              address));
+      return BadRing(absl::StrCat("ring.nodes: ranks ", other->second, " and ", rank,
+                                  " are both at ", address));
     }
   }
   return absl::OkStatus();
@@ -71,9 +71,9 @@ Status CheckPlacement(const Placement& placement) {
   if (!placement.Groups()) return absl::OkStatus();
   if (placement.factor < 2 || placement.factor > most || placement.jump < 1 ||
       placement.jump > most) {
-    return Bad(absl::StrCat("ring.placement: groups of ", placement.factor, " with jump ",
-                            placement.jump, "; a group has 2 to ", most,
-                            " members, and its jump is 1 to ", most));
+    return BadRing(absl::StrCat("ring.placement: groups of ", placement.factor, " with jump ",
+                                placement.jump, "; a group has 2 to ", most,
+                                " members, and its jump is 1 to ", most));
   }
   return absl::OkStatus();
 }
@@ -120,35 +120,37 @@ std::vector<std::vector<int>> GroupsOf(int members, const Placement& placement) 
 }
 
 Status RingOptions::Validate() const {
-  if (members.empty()) return Bad("ring.nodes: is empty");
+  if (members.empty()) return BadRing("ring.nodes: is empty");
   if (const size_t most = from_catalog ? kMaxCatalogMembers : kMaxMembers; members.size() > most) {
-    return Bad(absl::StrCat("ring.nodes: has ", members.size(), " members, the limit is ", most));
+    return BadRing(
+        absl::StrCat("ring.nodes: has ", members.size(), " members, the limit is ", most));
   }
   if (!IsClusterName(cluster)) {
-    return Bad(absl::StrCat("ring.cluster: \"", absl::CHexEscape(cluster), "\" is not 1 to ",
-                            kMaxClusterBytes, " of A-Z, a-z, 0-9, '.', '_', '-'"));
+    return BadRing(absl::StrCat("ring.cluster: \"", absl::CHexEscape(cluster), "\" is not 1 to ",
+                                kMaxClusterBytes, " of A-Z, a-z, 0-9, '.', '_', '-'"));
   }
   CAIRN_RETURN_IF_ERROR(CheckMembers(members, from_catalog));
   if (!members.contains(rank)) {
-    return Bad(absl::StrCat("ring.rank: ", rank, " is not among ring.nodes, which are ",
-                            absl::StrJoin(members, ", ", [](std::string* out, const auto& member) {
-                              absl::StrAppend(out, member.first);
-                            })));
+    return BadRing(
+        absl::StrCat("ring.rank: ", rank, " is not among ring.nodes, which are ",
+                     absl::StrJoin(members, ", ", [](std::string* out, const auto& member) {
+                       absl::StrAppend(out, member.first);
+                     })));
   }
   // A ring of one keeps no replicas, whatever is asked for.
   const int most = Alone() || from_catalog ? kMostReplicas : static_cast<int>(members.size()) - 1;
   if (replicas < 0 || replicas > most) {
-    return Bad(absl::StrCat("ring.replicas: ", replicas, " is not 0 to ", most, " with ",
-                            members.size(), " members"));
+    return BadRing(absl::StrCat("ring.replicas: ", replicas, " is not 0 to ", most, " with ",
+                                members.size(), " members"));
   }
   CAIRN_RETURN_IF_ERROR(CheckPlacement(placement));
   if (placement.Groups() && (from_catalog || !Alone()) && replicas >= placement.factor) {
-    return Bad(absl::StrCat("ring.replicas: ", replicas, " is not below the ", placement.factor,
-                            " members of a group (ring.placement)"));
+    return BadRing(absl::StrCat("ring.replicas: ", replicas, " is not below the ", placement.factor,
+                                " members of a group (ring.placement)"));
   }
   if (lost_after_seconds < 1 || lost_after_seconds > kMostLostAfterSeconds) {
-    return Bad(absl::StrCat("ring.lost_after_seconds: ", lost_after_seconds, " is not 1 to ",
-                            kMostLostAfterSeconds));
+    return BadRing(absl::StrCat("ring.lost_after_seconds: ", lost_after_seconds, " is not 1 to ",
+                                kMostLostAfterSeconds));
   }
   return absl::OkStatus();
 }

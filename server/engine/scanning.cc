@@ -16,7 +16,7 @@ constexpr MonotonicNanos kViewAge = 2 * kNanosPerSecond;
 // For so long a line record that cannot be made sense of is taken to be as it was.
 constexpr MonotonicNanos kBrokenAge = 60 * kNanosPerSecond;
 // What memory can do or answer alone waits this long for storage to have its say.
-constexpr MonotonicNanos kPatience = 2 * kNanosPerSecond;
+constexpr MonotonicNanos kStoragePatience = 2 * kNanosPerSecond;
 // The same while a writer of the job lives here: what memory knows is hardly ever wrong then.
 constexpr MonotonicNanos kLinePatience = kNanosPerSecond / 4;
 // A call that would make its caller the owner of a job waits this long: storage may know whose it is.
@@ -102,7 +102,7 @@ bool Scanning::Await(const Caller& caller, Job* job, MonotonicNanos deadline, co
   if (can_do_without && !merging_.Has(*job)) {
     // Storage that hangs costs this long once, not each caller anew.
     const MonotonicNanos until =
-        job->scan->started + (MayOwn(*job, caller) ? kPatienceOfOwners : kPatience);
+        job->scan->started + (MayOwn(*job, caller) ? kPatienceOfOwners : kStoragePatience);
     deadline = std::min(deadline, until);
     if (out_.now() >= deadline) return false;
   }

@@ -12,7 +12,7 @@ namespace cairn::engine {
 namespace {
 
 // Launchers give processes 30 s to end before they kill them.
-constexpr MonotonicNanos kPatience = 45 * kNanosPerSecond;
+constexpr MonotonicNanos kSuccessionPatience = 45 * kNanosPerSecond;
 
 // Both were started by one launcher, the heir after the other had failed: it sees to the other's end.
 template <class Heir, class Other>
@@ -31,7 +31,7 @@ bool Succession::Await(const Caller& caller, const Job& job, Attempt attempt,
     out_.Answer(caller.request, InTheWay(job, attempt, pids));
     return true;
   }
-  deadline = std::min(deadline, out_.now() + kPatience);
+  deadline = std::min(deadline, out_.now() + kSuccessionPatience);
   if (!callers_.Park(this, caller, job.name, deadline, event)) return true;
   const Session& heir = *sessions_.Find(caller.session);
   Waiting& waiting = waiting_[job.name];

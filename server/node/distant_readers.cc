@@ -10,9 +10,9 @@ namespace cairn::node {
 namespace {
 
 constexpr size_t kMaxOpenPerSession = 64;
-constexpr int kThreads = 16;
+constexpr int kReaderThreads = 16;
 constexpr int kThreadsPerJob = 4;
-constexpr MonotonicNanos kReadPatience = 30 * kNanosPerSecond;
+constexpr MonotonicNanos kCallerPatience = 30 * kNanosPerSecond;
 
 // What `call` returns; an exception would end the daemon on a thread that no client waits for.
 template <typename Call>
@@ -28,7 +28,7 @@ auto Caught(const Call& call) -> decltype(call()) {
 
 DistantReaders::DistantReaders(storage::Storage* storage, bool members)
     : storage_(storage),
-      calls_("chunks", storage == nullptr && !members ? 0 : kThreads, kThreadsPerJob) {}
+      calls_("chunks", storage == nullptr && !members ? 0 : kReaderThreads, kThreadsPerJob) {}
 
 StatusOr<std::shared_ptr<const storage::Reader>> DistantReaders::Open(StoredCheckpoint checkpoint,
                                                                       const std::string& name,
@@ -118,11 +118,11 @@ StatusOr<std::string> DistantReaders::Read(SessionId session, LeaseId lease, uin
     job = it->second.job;
   }
   reading->bytes.resize(length);
-  if (!calls_.Run(job, kReadPatience, [reading, offset] {
+  if (!calls_.Run(job, kCallerPatience, [reading, offset] {
         reading->status =
             Caught([&] { return reading->reader->ReadAt(offset, absl::MakeSpan(reading->bytes)); });
       })) {
-    return NoAnswer("where the object lies", kReadPatience);
+    return NoAnswer("where the object lies", kCallerPatience);
   }
   CAIRN_RETURN_IF_ERROR(reading->status);
   return std::move(reading->bytes);

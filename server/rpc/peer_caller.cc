@@ -19,7 +19,7 @@ using apache::thrift::TApplicationException;
 using engine::MemberId;
 
 // What the entries of all lists of a message may take in memory.
-constexpr uint64_t kMaxEntryBytes = 64 << 20;
+constexpr uint64_t kMaxAnswerBytes = 64 << 20;
 // Of one `say`: what is more is said in several, so that each is answered in time.
 constexpr size_t kSayBytes = 8 << 20;
 // Of the sender and the frame around the messages, at most.
@@ -128,7 +128,7 @@ void PeerContext::Learn(engine::Rank from, const peerwire::Greeting& greeting) c
 // --- PeerCaller
 
 PeerCaller::PeerCaller(const PeerContext* context, engine::Rank rank)
-    : context_(context), rank_(rank), reader_(kMaxEntryBytes) {}
+    : context_(context), rank_(rank), reader_(kMaxAnswerBytes) {}
 
 void PeerCaller::Close() {
   MutexLock lock(&mu_);

@@ -14,7 +14,7 @@
 namespace cairn::rpc {
 namespace {
 
-constexpr size_t kPieceBytes = 256 << 10;
+constexpr size_t kReadAtOnceBytes = 256 << 10;
 constexpr size_t kSlowestBytesPerSecond = 4 << 20;
 // How often a connect looks whether it shall stop.
 constexpr int kTickMs = 50;
@@ -132,7 +132,7 @@ StatusOr<std::string> PeerStream::ReceiveMessage(uint32_t length, MonotonicNanos
   std::string message;
   while (message.size() < length) {
     const size_t had = message.size();
-    const size_t piece = std::min<size_t>(length - had, kPieceBytes);
+    const size_t piece = std::min<size_t>(length - had, kReadAtOnceBytes);
     message.resize(had + piece);
     CAIRN_RETURN_IF_ERROR(Receive(message.data() + had, piece, deadline));
   }

@@ -11,7 +11,7 @@
 namespace cairn::storage {
 namespace {
 
-constexpr unsigned kFileMode = 0644;
+constexpr unsigned kRangeMode = 0644;
 
 // A tombstone is a file that says all in its name, so that it is there whole or not at all, and two
 // daemons that write one at a time cannot lose each other's. The new one says what the others say
@@ -34,7 +34,7 @@ Status WriteTombstone(const JobDirectories& at, Step step, const AttemptRanges::
   for (const AttemptRanges::Range& merged : removed.ranges()) {
     if (!AttemptRanges(merged).Covers(range)) continue;
     CAIRN_RETURN_IF_ERROR(
-        OpenAt(own.get(), RangeName(merged), O_CREAT | O_WRONLY, kFileMode).status());
+        OpenAt(own.get(), RangeName(merged), O_CREAT | O_WRONLY, kRangeMode).status());
     for (const int directory : {own.get(), all.get(), at.meta.get()}) {
       CAIRN_RETURN_IF_ERROR(Sync(directory));
     }

@@ -15,7 +15,7 @@ namespace cairn::storage {
 namespace {
 
 // Publishers of one checkpoint that take it from each other settle in a few rounds.
-constexpr int kMaxRounds = 32;
+constexpr int kMaxPublishRounds = 32;
 // Where it may stand is looked through one place after the other, and it may be moved meanwhile.
 // After so many times it is not there.
 constexpr int kLooksInVain = 3;
@@ -162,7 +162,7 @@ StatusOr<Published> PublishBelow(PosixRoot* root, const JobDirectories& at,
   if (forbidden) return Published();
   int looks_in_vain = 0;
   bool lacks_parts = false;
-  for (int round = 0; round < kMaxRounds; ++round) {
+  for (int round = 0; round < kMaxPublishRounds; ++round) {
     CAIRN_ASSIGN_OR_RETURN(auto published, FindPublished(at, checkpoint));
     if (published.has_value()) {
       // This daemon put it there, perhaps before a crash, or another one did: it is made durable.
@@ -195,7 +195,7 @@ Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const Checkpoin
     return absl::NotFoundError(absl::StrCat(checkpoint.DebugString(), ": is not in storage"));
   };
   int looks_in_vain = 0;
-  for (int round = 0; round < kMaxRounds; ++round) {
+  for (int round = 0; round < kMaxPublishRounds; ++round) {
     CAIRN_ASSIGN_OR_RETURN(const bool taken_back, TakeBackIfForbidden(root, at, checkpoint));
     if (taken_back) return not_found();
     CAIRN_ASSIGN_OR_RETURN(const Place standing,

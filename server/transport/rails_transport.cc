@@ -10,10 +10,10 @@
 namespace cairn::transport {
 namespace {
 
-constexpr size_t kMostRemembered = 4096;
+constexpr size_t kMostSourcesRemembered = 4096;
 
 // Which bytes of which owner a read is of.
-std::string BytesOf(const ReadRequest& request) {
+std::string SourceOf(const ReadRequest& request) {
   return absl::StrCat(request.address, " ", request.offset, " ", request.region);
 }
 
@@ -166,7 +166,7 @@ std::optional<size_t> RailsTransport::Choose(Reading* reading) {
     if (!best.has_value() || under_way_[rail] < under_way_[*best]) best = rail;
   }
   if (first && reading->request.again) {
-    const auto came = came_over_.find(BytesOf(reading->request));
+    const auto came = came_over_.find(SourceOf(reading->request));
     const bool usable = came != came_over_.end() &&
                         !left_out_until_.contains({came->second, reading->request.address});
     if (usable) best = came->second;
@@ -185,8 +185,8 @@ void RailsTransport::Ended(size_t rail, const Reading& reading, const Status& st
     MutexLock lock(&mu_);
     under_way_[rail] -= reading.request.length;
     if (status.ok() && rails_.size() > 1) {
-      if (came_over_.size() >= kMostRemembered) came_over_.clear();
-      came_over_[BytesOf(reading.request)] = rail;
+      if (came_over_.size() >= kMostSourcesRemembered) came_over_.clear();
+      came_over_[SourceOf(reading.request)] = rail;
     }
     if (!absl::IsUnavailable(status)) return;
     const MonotonicNanos now = RealClock()->Now();

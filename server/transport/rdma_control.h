@@ -9,7 +9,7 @@
 
 #include "common/clock.h"
 #include "common/status.h"
-#include "server/facts/facts.h"
+#include "server/facts/extent.h"
 #include "server/transport/rdma_slab.h"
 #include "server/transport/transport.h"
 #include "server/transport/verbs.h"

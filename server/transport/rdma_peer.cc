@@ -30,7 +30,7 @@ constexpr MonotonicNanos kRenew = kNanosPerSecond;
 // Reads that lack something, in one look for some that do not.
 constexpr int kMostPassedOver = 64;
 // Reads whose checksums are remembered: more than one peer has under way.
-constexpr size_t kMostRemembered = 64;
+constexpr size_t kMostCameRemembered = 64;
 // For what was posted to be flushed, then the queue pairs are destroyed all the same.
 constexpr MonotonicNanos kFlush = 100 * kNanosPerMilli;
 
@@ -423,7 +423,7 @@ void RdmaPeer::End(Ended ended) {
   }
   if (crc.ok()) {
     MutexLock lock(&mu_);
-    if (came_.size() >= kMostRemembered) came_.pop_front();
+    if (came_.size() >= kMostCameRemembered) came_.pop_front();
     came_.push_back({read.from, *crc});
   }
   read.done(std::move(crc));

@@ -12,7 +12,7 @@ namespace cairn::transport {
 namespace {
 
 // Of one registration, however much the device takes: a slab is mapped in such pieces while it is registered.
-constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
+constexpr uint64_t kSlabPieceBytes = uint64_t{1} << 30;
 // Bytes read back at once fit the processor's cache.
 constexpr uint64_t kCheckedBytes = 256 << 10;
 
@@ -64,7 +64,7 @@ Status RdmaSlab::Register() {
   }
   pieces.clear();  // before the next: what is locked twice counts twice
   // A power of two, so that pieces begin at pages.
-  uint64_t most = kPieceBytes;
+  uint64_t most = kSlabPieceBytes;
   while (most > kPageBytes && most > device_->info().limits.region_bytes) most /= 2;
   for (uint64_t offset = 0; offset < bytes_; offset += most) {
     if (detached_) return Detached();  // which waits for no more than a piece

@@ -11,7 +11,7 @@
 #include "common/fd.h"
 #include "common/mutex.h"
 #include "common/status.h"
-#include "server/facts/facts.h"
+#include "server/facts/extent.h"
 #include "server/transport/rdma_options.h"
 #include "server/transport/slab_table.h"
 #include "server/transport/verbs.h"

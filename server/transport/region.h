@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 #include "common/status.h"
-#include "server/facts/facts.h"
+#include "server/facts/extent.h"
 #include "server/transport/transport.h"
 
 namespace cairn::transport {

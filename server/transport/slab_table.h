@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/mutex.h"
 #include "common/status.h"
-#include "server/facts/facts.h"
+#include "server/facts/extent.h"
 
 namespace cairn::transport {
 

@@ -7,7 +7,7 @@
 #include "common/fd.h"
 #include "common/mutex.h"
 #include "common/status.h"
-#include "server/facts/facts.h"
+#include "server/facts/extent.h"
 #include "server/transport/slab_table.h"
 
 namespace cairn::transport {

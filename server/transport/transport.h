@@ -20,7 +20,7 @@
 #include "common/clock.h"
 #include "common/fd.h"
 #include "common/status.h"
-#include "server/facts/facts.h"
+#include "server/facts/extent.h"
 
 namespace cairn::transport {
 
