@@ -204,7 +204,11 @@ def test_dtensors_are_each_ranks_part(node: Node) -> None:
         )
         for rank in range(2)
     ]
-    assert [rank.wait(patient(60)) for rank in ranks] == [0, 0]
+    try:
+        assert [rank.wait(patient(240)) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def test_slices(c: cairn.Connection) -> None:
