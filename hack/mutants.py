@@ -331,7 +331,7 @@ class Workshop:
         ended = run_process(command, patience.patient(TEST_LIMIT_S), env, self._tree)
         self.processor_s += ended.processor_s
         if ended.code == NO_TESTS_COLLECTED or "no tests ran" in ended.output:
-            raise Unusable(f"there is no test {item}: {ended.output[-500:]}")
+            raise Unusable(f"no test matches {item}: {ended.output[-500:]}")
         return [Case(item, "failed", tail(ended.output))] if ended.code else []
 
 

@@ -20,7 +20,7 @@ enum class LeaseMode : uint8_t {
   kFile = 2,   // a reader that may open by path
   kRead = 3,   // bytes are copied out at once (pread or Thrift chunks)
   // A consumer's mapping, read-write, that it keeps from version to version and may have registered with a
-  // device. It is no reader's: the slab is written anew while it exists.
+  // device. It is not a reader's: the slab is written again while it exists.
   kStanding = 4,
 };
 
@@ -28,7 +28,7 @@ enum class LeaseMode : uint8_t {
 enum class PartRole : uint8_t {
   kOwn = 0,      // one of its own writers committed it, or it got it back after it was lost here
   kReplica = 1,  // its owner asked for it
-  kFetched = 2,  // somebody loaded it here
+  kFetched = 2,  // a reader here loaded it
 };
 
 namespace fact {

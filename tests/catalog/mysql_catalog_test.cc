@@ -76,7 +76,7 @@ class MysqlCatalogTest : public ::testing::Test {
     });
     return status;
   }
-  // How often somebody has begun to wait for a lock of a row.
+  // How often a connection has begun to wait for a lock of a row.
   int64_t LockWaits() {
     int64_t waits = -1;
     EXPECT_TRUE(absl::SimpleAtoi(Ask("SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS "

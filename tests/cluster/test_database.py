@@ -205,7 +205,7 @@ def test_what_left_memory_for_storage_is_not_gone() -> None:
             r[0].cairn(f"wait {JOB}/{step} --level persisted --timeout 30")
         until("the last is there", lambda: 12 in steps(database))
         all_is_written(r)
-        # What was to come late about those has come before this one.
+        # The late news of those steps has come before this one.
         r[0].save(writer, 13, timeout_ms=int(patient(20_000)))
         until("one more is there", lambda: 13 in steps(database))
         all_is_written(r)

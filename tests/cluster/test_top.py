@@ -88,7 +88,7 @@ def test_it_shows_what_is_under_way_and_then_that_all_is_safe() -> None:
             members = frame(r[0])["ring"]["members"]
             return {member["rank"]: member["held_for_us_bytes"] for member in members}
 
-        until("node 0 has heard that node 1 holds it", lambda: held()[1] >= LARGE)
+        until("node 0 knows that node 1 holds it", lambda: held()[1] >= LARGE)
         assert held()[2] == 0
         assert frame(r[0])["jobs"][0]["ring"]["replicas"] == 1
         r[2].kill()

@@ -42,7 +42,7 @@ def default_base(root: Path = ROOT) -> str:
         try:
             base = git("merge-base", "HEAD", parent, root=root).strip()
         except subprocess.CalledProcessError:
-            continue  # there is no such branch
+            continue  # that branch does not exist
         if base != head:
             return base
     return head if git("status", "--porcelain", "tests", root=root) else "HEAD~1"
@@ -73,7 +73,7 @@ def is_test_file(path: str) -> bool:
 
 
 def changed_tests(since: str, root: Path = ROOT) -> list[Item]:
-    """Of the working tree, whether committed or not."""
+    """The tests of the working tree, whether committed or not."""
     listed = git("diff", "--name-only", "--no-renames", since, "--", "tests", root=root)
     new = git("ls-files", "--others", "--exclude-standard", "tests", root=root)
     paths = sorted(filter(is_test_file, {*listed.splitlines(), *new.splitlines()}))

@@ -94,7 +94,7 @@ def test_wait_that_is_late_or_hopeless(cairn: Cairn, tmp_path: Path) -> None:
     began = time.monotonic()
     cairn.run("wait", "late", "--after", "1", "--level", "cached", "--timeout", "300ms", code=7)
     assert time.monotonic() - began < patient(30)
-    # What the policy can never reach fails at once: a wait that is late ends with 7.
+    # A level that the policy can never reach fails at once. A wait that is late ends with 7.
     cairn.run("wait", "late/1", "--level", "replicated", "--timeout", "20s", code=1)
 
 

@@ -143,7 +143,7 @@ def test_what_burns_processor_time_ends_with_the_process_that_started_it() -> No
     burn = runpy.run_path(str(ROOT / "hack/stress"))["BURN"]
     starts = "import os, subprocess, sys; subprocess.Popen([*sys.argv[1:], str(os.getpid())])"
     command = [sys.executable, "-c", starts, sys.executable, "-c", burn]
-    # Its output ends when nobody has it any more.
+    # Its output ends when no process has it open any more.
     subprocess.run(command, check=True, capture_output=True, timeout=patient(60))
 
 

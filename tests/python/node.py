@@ -32,7 +32,7 @@ _held: list[socket.socket] = []
 
 def held_port() -> int:
     """A TCP port of this machine for a rendezvous of ranks. It stays bound here, so that the kernel gives it
-    to nobody; a rank that names it and sets SO_REUSEADDR gets it."""
+    to no other process. A rank that names it and sets SO_REUSEADDR gets it."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-// A port for what a test starts, or for what must find nobody there.
+// A port for a server that a test starts, or at which a caller must be refused.
 #pragma once
 
 #include <arpa/inet.h>
@@ -12,7 +12,7 @@
 
 namespace cairn::testing {
 
-// Bound at 127.0.0.1, but not listened at: the kernel gives it to nobody else while this lives, a caller is refused,
+// Bound at 127.0.0.1, but not listened at: the kernel gives it to no other process while this lives, a caller is refused,
 // and one that binds it by its number, with SO_REUSEADDR as servers do, can listen there.
 class HeldPort {
  public:

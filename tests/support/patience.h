@@ -27,7 +27,7 @@ std::chrono::duration<Rep, Period> Patient(std::chrono::duration<Rep, Period> bo
   return std::chrono::duration_cast<std::chrono::duration<Rep, Period>>(bound * PatienceFactor());
 }
 inline absl::Duration Patient(absl::Duration bound) { return bound * PatienceFactor(); }
-// Of nanoseconds (MonotonicNanos) or any other unit.
+// Nanoseconds (MonotonicNanos) or any other unit.
 inline int64_t Patient(int64_t bound) {
   return static_cast<int64_t>(static_cast<double>(bound) * PatienceFactor());
 }
