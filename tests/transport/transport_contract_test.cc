@@ -136,7 +136,8 @@ TEST_P(TransportContract, RevokedInTheMiddleAReadEndsWithItsBytesOrAnError) {
           at, Begin(reader_.get(), ReadOf(*owner_, token, region, at, kBlockBytes, fetched_)));
     }
     // In another place of them each time.
-    for (size_t i = 0; i < static_cast<size_t>(round) % (reads.size() + 1); ++i) reads[i].second.wait();
+    for (size_t i = 0; i < static_cast<size_t>(round) % (reads.size() + 1); ++i)
+      reads[i].second.wait();
     EXPECT_TRUE(owner_->Revoke(token, ItsReads::kMayBeUnderWay));
     for (auto& [at, read] : reads) {
       const auto crc = read.get();
