@@ -41,7 +41,7 @@ def test_what_needs_the_machine_waits_until_no_other_one_has_it(tmp_path: Path) 
                 "PYTHONPATH": str(ROOT / "tests"),
             },
         )
-        until("it waits", lambda: other.poll() is not None or waits_for_a_lock(other.pid))
+        until("it waits", lambda: other.poll() is not None or waits_for_a_lock(other.pid), 60)
         assert other.poll() is None and not ran.exists()
     assert other.wait(patient(30)) == 0
     assert ran.exists()
