@@ -22,6 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import patience
 from driver import disk, ledger, pytests, sanitized, stages
 from driver.flaky import Excuses, excuse
 from driver.ledger import Ledger
@@ -35,6 +36,7 @@ FAILURES_IN_FULL = 3
 # Of disk, with the trees of the sanitizers and of two mutants side by side, and what a demo saves.
 FULL_TIER_GIB = 20
 ORDINARY_TIER_GIB = 6
+FULL_TIER_PATIENCE = "2"
 SUITES = ("python", "faults")
 DEMO = [sys.executable, "hack/demo/run.py"]
 DEMO_CLUSTER = [sys.executable, "hack/demo/cluster.py"]
@@ -163,6 +165,8 @@ def main() -> int:
     if disk.free_gib() < needed:
         say(f"  note: only {disk.free_gib():.1f} GiB of disk free; a run may need {needed}")
 
+    if full:  # several lanes beside each other: each of them is slower than alone
+        os.environ.setdefault(patience.VARIABLE, FULL_TIER_PATIENCE)
     whole = full and not arguments.only and not arguments.filter
     in_turns = whole and not arguments.record
     record = Ledger()
