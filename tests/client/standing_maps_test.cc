@@ -149,7 +149,9 @@ TEST_F(StandingMapsTest, ASessionThatClosesLeavesNone) {
     open.push_back(SaveAndOpen(reader.get(), step));
     Must(keeper.Keep(open.back()->standing()));
     // In every second one the call waits at the daemon by then.
-    if (step % 2 == 0) ASSERT_TRUE(testing::Await([&] { return Counter("waiting_calls") > 0; }));
+    if (step % 2 == 0) {
+      ASSERT_TRUE(testing::Await([&] { return Counter("waiting_calls") > 0; }));
+    }
     reader->Close();
     if (open.size() > 4) open.erase(open.begin());
   }
