@@ -74,6 +74,7 @@ STAGES = [
     command("demo-cluster", Lane.BESIDE, DEMO_CLUSTER, 900, leaves=("demo-cluster",)),
     Stage("bench", Lane.BESIDE, False, stages.bench_stage),
     command("demo-weights", Lane.BESIDE, DEMO_WEIGHTS, 300, leaves=("demo-weights",)),
+    Stage("seeds", Lane.BEHIND, False, stages.seeds_stage, until_min=25),
     Stage(
         "asan",
         Lane.BEHIND,
@@ -95,7 +96,7 @@ STAGES = [
     Stage("fuzz", Lane.BEHIND, False, sanitized.fuzz_stage, until_min=75),
 ]
 # Those that the ledger has things of.
-RECORDED = {"build", "unit", "asan", "tsan", "lint", "mutants", "fuzz"}
+RECORDED = {"build", "seeds", "asan", "tsan", "lint", "mutants", "fuzz"}
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import patience
@@ -78,6 +78,7 @@ class Runner:
     results: Path  # a folder for JUnit files
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""  # of the names of cases
+    before: Sequence[str] = ()  # words before each command
     patience: float = 1  # a further factor on every bound, the program's and those of its tests
     quiet: bool = False
     done: Callable[[Program, bool], None] = lambda program, passed: None
@@ -95,7 +96,8 @@ class Runner:
             env[key] = value
         factor = patience.FACTOR * self.patience
         env[patience.VARIABLE] = f"{factor:g}"
-        ended = run_process(program.command, program.timeout_s * factor, env, program.directory)
+        command = [*self.before, *program.command]
+        ended = run_process(command, program.timeout_s * factor, env, program.directory)
         code, output = ended.code, ended.output
         self.report.add_time(name, ended.wall_s, ended.processor_s)
         cases = read_cases(xml, f"{name}:", name)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from driver import inputs
 from driver.disk import TMPDIR
 from driver.ledger import Ledger, describe
-from driver.process import BUILD, ROOT, run_process, run_shown, say, tail
+from driver.process import BUILD, LOWEST_PRIORITY, ROOT, run_process, run_shown, say, tail
 from driver.programs import (
     GPU_LABEL,
     GUEST_LABEL,
@@ -32,6 +32,7 @@ from driver.report import RESULTS, Case, Report, read_cases
 RING_SIMULATOR = "ring_sim_test"
 RING_SOURCES = ("server/engine/**/*.h", "server/engine/**/*.cc", "server/facts/*", "tests/ring/*")
 RING_SEEDS, SEEDS_WINDOW = 10_000, 2_500
+SEEDS_LIMIT_S = 3600
 PREPARE_GUEST_S = 300  # its kernel has 70 MB
 GUEST_SUITE_S = 600
 BENCH_LIMIT_S = 1800  # it took 744 s where 25 others wanted the two processors
@@ -61,22 +62,32 @@ def command_stage(name: str, command: list[str], timeout_s: float) -> Callable[.
 
 def unit_stage(settings: Settings, report: Report) -> None:
     build = BUILD / "main"
-    ledger = Ledger()
     programs = []
     for program in list_programs(build):
         elsewhere = program.labels & {GUEST_LABEL, GPU_LABEL}
-        if not elsewhere and re.search(settings.pattern, program.name):
-            windows = settings.full and program.name == RING_SIMULATOR and not settings.pattern
-            programs += seed_windows(program, ledger) if windows else [program]
+        in_windows = settings.full and program.name == RING_SIMULATOR and not settings.pattern
+        if not elsewhere and not in_windows and re.search(settings.pattern, program.name):
+            programs.append(program)
 
+    env = {"CAIRN_TIER": settings.tier}
+    runner = Runner(results_of(build), env, took_last=Ledger().took_last(), report=report)
+    run_programs(runner, programs, settings.full)
+
+
+def seeds_stage(settings: Settings, report: Report) -> None:
+    """The simulator of rings. Its time is injected, so it may run at the lowest priority."""
+    build = BUILD / "main"
+    ledger = Ledger()
     runner = Runner(
         results_of(build),
         {"CAIRN_TIER": settings.tier},
+        prefix="seeds:",
+        before=LOWEST_PRIORITY,
         done=lambda program, passed: ledger.ended("seeds", program.name, passed),
-        took_last=ledger.took_last(),
         report=report,
     )
-    run_programs(runner, programs, settings.full)
+    (simulator,) = (p for p in list_programs(build) if p.name == RING_SIMULATOR)
+    run_programs(runner, seed_windows(simulator, ledger), settings.full)
 
 
 def seed_windows(program: Program, ledger: Ledger) -> list[Program]:
@@ -89,7 +100,11 @@ def seed_windows(program: Program, ledger: Ledger) -> list[Program]:
     for name in (one.name for one in due):
         seeds = [f"CAIRN_SIM_FIRST={firsts[name]}", f"CAIRN_SIM_SEEDS={SEEDS_WINDOW}"]
         environment = [*program.environment, *seeds]
-        windows.append(dataclasses.replace(program, name=name, environment=environment))
+        windows.append(
+            dataclasses.replace(
+                program, name=name, environment=environment, timeout_s=SEEDS_LIMIT_S
+            )
+        )
     return windows
 
 
