@@ -37,7 +37,6 @@ FAILURES_IN_FULL = 3
 FULL_TIER_GIB = 20
 ORDINARY_TIER_GIB = 6
 FULL_TIER_PATIENCE = "2"
-SUITES = ("python", "faults")
 DEMO = [sys.executable, "hack/demo/run.py"]
 DEMO_CLUSTER = [sys.executable, "hack/demo/cluster.py"]
 DEMO_WEIGHTS = [sys.executable, "hack/demo/weights.py"]
@@ -60,13 +59,15 @@ STAGES = [
         "python",
         Lane.FRONT,
         True,
-        stages.python_stage("python", pytests.DEBIAN_PYTHON, ("hack", *SUITES, "cluster")),
+        stages.python_stage(
+            "python", pytests.DEBIAN_PYTHON, ("hack", "python", "faults", "cluster")
+        ),
     ),
     Stage(
         "torch2",
         Lane.FRONT,
         False,
-        stages.python_stage("torch2", pytests.TORCH2_PYTHON, (*SUITES, "torch2")),
+        stages.python_stage("torch2", pytests.TORCH2_PYTHON, ("python", "torch2")),
     ),
     Stage("guest", Lane.BESIDE, True, stages.guest_stage),
     command("soak", Lane.BESIDE, SOAK, 600),

@@ -31,6 +31,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from patience import patient
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = ROOT / "build"
@@ -45,7 +49,7 @@ STEPS = 24
 FIRST_KILL, SECOND_KILL, DAEMON_KILL, WIPE = 4, 9, 13, 17
 STATE_BYTES = 210 << 20  # about what the two ranks save per step
 BUDGET = "2GiB"
-DEADLINE_S = 540
+DEADLINE_S = patient(540)
 CAUGHT = (0.10, 0.90)
 
 sys.path.insert(0, str(PYTHON_PATH))
@@ -72,7 +76,7 @@ class Timeline:
 
 def check_deadline() -> None:
     if time.monotonic() - START > DEADLINE_S:
-        raise DemoError(f"the demo did not finish in {DEADLINE_S} s; logs are in {OUT}")
+        raise DemoError(f"the demo did not finish in {DEADLINE_S:.0f} s; logs are in {OUT}")
 
 
 # --- processes -------------------------------------------------------------------------------------
@@ -208,6 +212,7 @@ class Trainers:
         return max(done, default=-1)
 
     def wait_for(self, what: str, done, limit_s: float = 240) -> None:
+        limit_s = patient(limit_s)
         deadline = time.monotonic() + limit_s
         while not done():
             self.pump(0.2)

@@ -22,7 +22,7 @@ from ring import MIB, Member, attempt_number, ring, until
 pytestmark = pytest.mark.full
 JOB = "run"
 LARGE = 24 * MIB
-LINK_MBIT = 8  # 1 MB a second: a large part is on its way until the link is fast again
+LINK_MBIT = 24  # 3 MB a second: a large part is on its way until the link is fast again
 
 
 def frame(member: Member) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_it_shows_what_is_under_way_and_then_that_all_is_safe() -> None:
             return {member["rank"]: member["held_for_us_bytes"] for member in members}
 
         until("node 0 knows that node 1 holds it", lambda: held()[1] >= LARGE)
-        assert held()[2] == 0
+        until("node 2, which may have stood in for it, holds nothing", lambda: held()[2] == 0, 60)
         assert frame(r[0])["jobs"][0]["ring"]["replicas"] == 1
         r[2].kill()
         until("it is silent", lambda: "2  silent for" in r[0].cairn("top --once"))

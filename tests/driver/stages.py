@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import patience
+
 from driver import inputs
 from driver.disk import TMPDIR
 from driver.ledger import Ledger, describe
@@ -53,7 +55,7 @@ def command_stage(name: str, command: list[str], timeout_s: float) -> Callable[.
     """A command that is one test."""
 
     def run(settings: Settings, report: Report) -> None:
-        shown = run_shown(command, timeout_s)
+        shown = run_shown(command, patience.patient(timeout_s))
         report.add_one(name, shown.problem)
         report.add_time(name, shown.wall_s, shown.processor_s)
 
@@ -167,7 +169,7 @@ def bench_stage(settings: Settings, report: Report) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
     command = [sys.executable, "tests/bench/run.py", "--tiny", "--json", str(output)]
-    shown = run_shown(command, BENCH_LIMIT_S)
+    shown = run_shown(command, patience.patient(BENCH_LIMIT_S))
     rows = json.loads(output.read_text(encoding="utf-8")) if output.exists() else []
     report.add([Case(f"bench:{row['name']}", row["outcome"], row["reason"]) for row in rows])
     report.add_time("bench", shown.wall_s, shown.processor_s)

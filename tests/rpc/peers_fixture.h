@@ -135,7 +135,7 @@ class PeersFixture : public ::testing::Test {
     options_.exchange_interval = 50 * kNanosPerMilli;
     options_.back_off_min = 10 * kNanosPerMilli;
     options_.back_off_max = 50 * kNanosPerMilli;
-    options_.call_timeout = testing::Patient(10 * kNanosPerSecond);
+    options_.call_timeout = testing::Patient(3 * kNanosPerSecond);
   }
 
   // Of the ring that the test is about.
