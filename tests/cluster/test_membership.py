@@ -208,7 +208,8 @@ def test_without_the_database_a_node_starts_unranked_and_joins_later() -> None:
         assert result.returncode in (6, 7), result.stderr
         database.start()
         until("it is a spare", lambda: "it is a spare" in state_of(r[3]), 30)
-        r[0].cairn("ring resize 4")
+        # Node 0 may not have found the database again yet.
+        until("the ring has four ranks", lambda: [r[0].cairn("ring resize 4")])
         until("it has rank 3", lambda: rank_of(r[3]) == 3, 60)
         await_met(r, range(4))
         assert (r[3].latest(JOB) or (0, 0))[0] == 1

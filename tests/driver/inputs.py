@@ -69,7 +69,7 @@ def of_program(build: Path, target: str) -> str:
     for line in listed.splitlines():
         path = (build / line).resolve()
         # A unity source of CMake names by their whole paths the sources that it stands for.
-        unity = path.parent.name == "Unity" and path.is_file()
+        unity = path.parent.name == "Unity" and path.suffix == ".cxx"
         named = UNITY_INCLUDE.findall(path.read_text(encoding="utf-8")) if unity else [str(path)]
         sources += [one for name in named if (one := own_source(Path(name)))]
     return digest(with_headers(sources), always())
