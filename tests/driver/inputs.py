@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,7 +68,7 @@ def of_program(build: Path, target: str) -> str:
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     sources = []
     for line in listed.splitlines():
-        path = (build / line).resolve()
+        path = (build / shlex.split(line)[0]).resolve()  # a path with a blank is quoted
         # A unity source of CMake names by their whole paths the sources that it stands for.
         unity = path.parent.name == "Unity" and path.suffix == ".cxx"
         named = UNITY_INCLUDE.findall(path.read_text(encoding="utf-8")) if unity else [str(path)]
