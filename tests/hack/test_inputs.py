@@ -1,4 +1,4 @@
-"""tests/driver/inputs.py: a program changes with its sources, also in batches and in a folder with a blank."""
+"""tests/driver/inputs.py: a program changes with its sources, in batches too and in a folder with a blank."""
 
 from __future__ import annotations
 
