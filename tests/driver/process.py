@@ -25,7 +25,7 @@ SHOWN_LAST = 20  # lines of a failure, in the summary; of a long reason as many 
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(f"{text}\n", end="", flush=True)  # in one piece, because lanes are threads
 
 
 def tail(text: str) -> str:
