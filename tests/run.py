@@ -81,7 +81,7 @@ STAGES = [
         Lane.BEHIND,
         False,
         sanitized.sanitizer_stage("asan", "address,undefined", lambda _: True),
-        until_min=38,
+        until_min=46,
         leaves=("asan",),
     ),
     Stage(
@@ -89,12 +89,12 @@ STAGES = [
         Lane.BEHIND,
         False,
         sanitized.sanitizer_stage("tsan", "thread", sanitized.has_threads),
-        until_min=50,
+        until_min=55,
         leaves=("tsan",),
     ),
-    command("lint", Lane.BEHIND, LINT, 3600, until_min=60),
-    Stage("mutants", Lane.BEHIND, False, stages.mutants_stage, until_min=67, leaves=("mutants",)),
-    Stage("fuzz", Lane.BEHIND, False, sanitized.fuzz_stage, until_min=75),
+    command("lint", Lane.BEHIND, LINT, 3600, until_min=61),
+    Stage("mutants", Lane.BEHIND, False, stages.mutants_stage, until_min=70, leaves=("mutants",)),
+    Stage("fuzz", Lane.BEHIND, False, sanitized.fuzz_stage, until_min=77),
 ]
 # Those that the ledger has things of.
 RECORDED = {"build", "seeds", "asan", "tsan", "lint", "mutants", "fuzz"}
