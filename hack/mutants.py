@@ -186,7 +186,8 @@ def digest_of(mutant: Mutant, tests: TestSources) -> str:
         around = surroundings(path, begin)
     except Unusable as problem:
         around = str(problem)
-    parts = [repr(mutant), squeezed(around), *tests.of(mutant)]
+    itself = (mutant.find, mutant.replace, *map(repr, mutant.proof))
+    parts = [*itself, squeezed(around), *tests.of(mutant)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
