@@ -55,7 +55,8 @@ class MariaDb:
                 *as_root,
             ],
             check=True,
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            env=self._environment(),
         )
         self.start()
         self.ask(
@@ -96,6 +97,7 @@ class MariaDb:
                 ],
                 stdout=log,
                 stderr=log,
+                env=self._environment(),
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_S
@@ -106,6 +108,10 @@ class MariaDb:
                     f"mariadbd does not start: {self.log.read_text(errors='replace')[-2000:]}"
                 )
             time.sleep(0.05)
+
+    def _environment(self) -> dict[str, str]:
+        """A server that starts removes the temporary tables in its TMPDIR, those of other servers too."""
+        return {**os.environ, "TMPDIR": str(self.folder)}
 
     def _answers(self) -> bool:
         try:

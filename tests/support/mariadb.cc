@@ -27,16 +27,19 @@ namespace {
   ::_exit(1);
 }
 
-// The process; its output goes to `log`.
+// The process; its output goes to `log`. A server that starts removes the temporary tables in its TMPDIR,
+// those of other servers too, so each has its own: the folder of the log.
 pid_t Spawn(const std::vector<std::string>& command, const std::string& log) {
   std::vector<char*> arguments;
   for (const std::string& argument : command) {
     arguments.push_back(const_cast<char*>(argument.c_str()));
   }
   arguments.push_back(nullptr);
+  const std::string folder = std::filesystem::path(log).parent_path();
   const pid_t pid = ::fork();
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::setenv("TMPDIR", folder.c_str(), 1);
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
     ::dup2(out, STDOUT_FILENO);
     ::dup2(out, STDERR_FILENO);
