@@ -169,6 +169,15 @@ class KeeperTest : public ::testing::Test {
     ASSERT_EQ(::prlimit(keeper_, RLIMIT_NOFILE, &limits, nullptr), 0);
   }
 
+  // Whether the keeper has yet to read a signal that it was sent.
+  bool IsPending(int signal) const {
+    const std::string status = *ReadFile(absl::StrCat("/proc/", keeper_, "/status"));
+    constexpr std::string_view kPending = "\nShdPnd:";
+    const size_t at = status.find(kPending);
+    const uint64_t pending = std::stoull(status.substr(at + kPending.size()), nullptr, 16);
+    return (pending & (uint64_t{1} << (signal - 1))) != 0;
+  }
+
   std::string directory_;
   Options options_;
   pid_t keeper_ = -1;
@@ -619,6 +628,8 @@ TEST_F(KeeperTest, StopWhileNoDaemonRunsReachesTheNextOneWhichCanPersist) {
   // The keeper has seen its end once nothing is left of it; before that SIGTERM would go to the dead one.
   ASSERT_TRUE(testing::Await([&] { return ::kill(daemon, 0) != 0; }));
   ::kill(keeper_, SIGTERM);
+  // Were there room for a daemon before the keeper has read the signal, it would start one first.
+  ASSERT_TRUE(testing::Await([&] { return !IsPending(SIGTERM); }));
   LimitDescriptors(1024);
   EXPECT_EQ(WaitForKeeper(), 7);  // the daemon's own
 }
