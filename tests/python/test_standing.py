@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import cairn
 import pytest
@@ -20,6 +22,7 @@ from node import MIB, Node
 from patience import patient, until
 
 MODEL = 16 * MIB
+LAST = 100  # the version after which the consumer says goodbye
 
 
 def model(step: int) -> dict[str, torch.Tensor]:
@@ -34,7 +37,7 @@ CONSUMER = """
     from cairn import weights
     from patience import patient, until
 
-    job, last = sys.argv[1], int(sys.argv[2])
+    job, last = "policy", int(sys.argv[1])
     c = cairn.connect(job=job, rank=-1, timeout=patient(20))
     for version in weights.follow(c, "cpu", timeout=patient(60)):
         tensors = dict(version)
@@ -58,9 +61,9 @@ CONSUMER = """
 
 
 class Consumer:
-    def __init__(self, job: str, last: int) -> None:
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(CONSUMER), job, str(last)],
+            [sys.executable, "-c", textwrap.dedent(CONSUMER), str(LAST)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,7 +75,13 @@ class Consumer:
         assert line, f"the consumer ended: {self.process.wait()}"
         return line
 
-    def end(self) -> None:
+    def slabs(self) -> int:
+        """How many it has mapped."""
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text(encoding="utf-8")
+        return len(set(re.findall(r"memfd:cairn-slab-\d+", maps)))
+
+    def end(self, c: cairn.Connection) -> None:
+        follow_to(c, self, range(LAST, LAST + 1))
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -104,29 +113,46 @@ def follow_to(c: cairn.Connection, consumer: Consumer, steps: range) -> list[str
     return ways
 
 
+def follow_until_standing(c: cairn.Connection, consumer: Consumer, first: int) -> int:
+    """Publishes versions from `first` on until one comes out of a standing mapping; the next version. How many
+    that takes depends on how soon the node lets old steps go: until then it makes new slabs."""
+    for step in range(first, first + 20):
+        if follow_to(c, consumer, range(step, step + 1)) == ["standing"]:
+            return step + 1
+    raise AssertionError(f"none of the versions {first} to {step} came from a standing mapping")
+
+
+def follow_until_recycled(c: cairn.Connection, consumer: Consumer, first: int) -> int:
+    """The same, until four versions in a row came from standing mappings and no slab was made or destroyed."""
+
+    def changes() -> list[int]:
+        now = counters(c)
+        return [now["slabs_made"], now["slabs_destroyed"]]
+
+    for step in range(first, first + 40, 4):
+        before = changes()
+        ways = follow_to(c, consumer, range(step, step + 4))
+        if ways == ["standing"] * 4 and changes() == before:
+            return step + 4
+    raise AssertionError(f"up to version {step + 3} slabs are not used again: {ways}")
+
+
 def test_versions_come_from_standing_mappings_and_a_killed_consumers_slabs_are_destroyed(
     own_node: Node,
 ) -> None:
     with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
-        consumer = Consumer("policy", last=100)
+        consumer = Consumer()
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[:2] == ["1", "direct"]
-        ways = follow_to(c, consumer, range(2, 9))
-        assert ways[-3:] == ["standing"] * 3, ways
-        before = counters(c)
-        assert before["standing_lends"] >= 2
-        follow_to(c, consumer, range(9, 13))
-        after = counters(c)
-        # Slabs are recycled while the consumer has them mapped.
-        assert after["slabs_made"] == before["slabs_made"]
-        assert after["slabs_destroyed"] == before["slabs_destroyed"]
-        assert after.get("slabs_condemned", 0) == 0
+        step = follow_until_recycled(c, consumer, 2)
+        assert counters(c)["standing_lends"] >= 2
+        assert counters(c).get("slabs_condemned", 0) == 0
 
         consumer.process.send_signal(signal.SIGKILL)
         consumer.process.wait()
         until("its slabs are condemned", lambda: counters(c).get("slabs_condemned", 0) >= 2)
-        for step in range(13, 18):
-            assert publish(c, step, model(step)).ok
+        for later in range(step, step + 5):
+            assert publish(c, later, model(later)).ok
 
         def all_are_destroyed() -> bool:
             now = counters(c)
@@ -135,19 +161,19 @@ def test_versions_come_from_standing_mappings_and_a_killed_consumers_slabs_are_d
             return ordered == condemned and now["slabs_destroyed"] >= condemned
 
         until("all condemned slabs are destroyed", all_are_destroyed)
-        tensors = dict(cairn.weights.stream(c, 17, "cpu"))
-        assert torch.equal(tensors["layers.3.w"], model(17)["layers.3.w"])
+        tensors = dict(cairn.weights.stream(c, later, "cpu"))
+        assert torch.equal(tensors["layers.3.w"], model(later)["layers.3.w"])
 
 
 def test_a_consumer_that_says_goodbye_costs_no_slab(own_node: Node) -> None:
     with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
-        consumer = Consumer("policy", last=6)
+        consumer = Consumer()
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
-        assert follow_to(c, consumer, range(2, 7))[-1] == "standing"
+        follow_until_standing(c, consumer, 2)
         destroyed = counters(c)["slabs_destroyed"]
-        consumer.end()
-        for step in range(7, 11):
+        consumer.end(c)
+        for step in range(LAST + 1, LAST + 5):
             assert publish(c, step, model(step)).ok
         assert counters(c).get("slabs_condemned", 0) == 0
         assert counters(c)["slabs_destroyed"] == destroyed
@@ -155,42 +181,41 @@ def test_a_consumer_that_says_goodbye_costs_no_slab(own_node: Node) -> None:
 
 def test_it_goes_on_when_the_daemon_is_killed(own_node: Node) -> None:
     with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
-        consumer = Consumer("policy", last=9)
+        consumer = Consumer()
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
-        assert follow_to(c, consumer, range(2, 6))[-1] == "standing"
+        step = follow_until_standing(c, consumer, 2)
         own_node.kill_daemon()
-        assert set(follow_to(c, consumer, range(6, 10))) == {"standing"}
+        follow_until_standing(c, consumer, step)
         assert counters(c).get("slabs_condemned", 0) == 0
-        consumer.end()
+        consumer.end(c)
 
 
 def test_a_new_trainer_gets_the_slabs_that_the_consumer_gives_up(own_node: Node) -> None:
-    consumer = Consumer("policy", last=15)
+    consumer = Consumer()
     with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
-        assert follow_to(c, consumer, range(2, 6))[-1] == "standing"
+        step = follow_until_standing(c, consumer, 2)
     with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         destroyed = counters(c).get("slabs_condemned", 0)
         began = time.monotonic()
-        ways = follow_to(c, consumer, range(6, 16))
+        follow_to(c, consumer, range(step, step + 6))
+        follow_until_standing(c, consumer, step + 6)
         assert time.monotonic() - began < patient(30)
-        assert ways[-1] == "standing", ways
         assert counters(c).get("slabs_condemned", 0) == destroyed == 0
-        consumer.end()
+        consumer.end(c)
 
 
 def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
     own_node: Node,
 ) -> None:
-    consumer = Consumer("policy", last=100)
+    consumer = Consumer()
     with contextlib.closing(cairn.connect(job="policy", timeout=patient(20))) as c:
         assert publish(c, 1, model(1)).ok
         assert consumer.line()[0] == "1"
-        assert follow_to(c, consumer, range(2, 9))[-1] == "standing"
-        step = 9
-        while counters(c)["standing_lends"] < 4:  # as many slabs as the budget has room for
+        step = follow_until_standing(c, consumer, 2)
+        while consumer.slabs() < 4:  # as many as the budget has room for
             follow_to(c, consumer, range(step, step + 1))
             step += 1
             assert step < 40
