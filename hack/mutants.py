@@ -58,6 +58,8 @@ DEFINITIONS = ROOT / "tests" / "mutants" / "mutants.json"
 TOPS = ("CMakeLists.txt", "common", "server", "client", "proto", "sql", "hack", "tests")
 SOURCES = (".h", ".cc", ".py", ".sql")
 TEST_LIMIT_S = 240
+# A bug may make a program ask for all the memory of the machine; no test needs half as much.
+WITHIN_MEMORY = ("prlimit", f"--data={8 << 30}")
 BUILD_LIMIT_S = 1200  # of all that a program needs, when ccache has nothing of it
 # One in so many of those that did not change has its turn in a run of the full tier.
 STRIDE = 4
@@ -309,7 +311,8 @@ class Workshop:
         """The failed cases among the tests that must catch it; one is enough, so the first ends a program."""
         env = {"GTEST_FAIL_FAST": "1", "GTEST_FILTER": mutant.filter or "*"}
         counted = Report()
-        runner = Runner(self._tree / "build" / "results", env, quiet=True, report=counted)
+        results = self._tree / "build" / "results"
+        runner = Runner(results, env, before=WITHIN_MEMORY, quiet=True, report=counted)
         registered = {p.name: p for p in list_programs(self._tree / "build" / "main")}
         failed = []
         for name in mutant.tests:
@@ -329,7 +332,8 @@ class Workshop:
             "CAIRN_BIN": str(build / "bin"),
             "CAIRN_TIER": "all",
         }
-        command = ["/usr/bin/python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        command = [*WITHIN_MEMORY, "/usr/bin/python3", "-m", "pytest", "-q", "-x"]
+        command += ["-p", "no:cacheprovider"]
         command += ["-p", "cairn_tier", item]
         ended = run_process(command, patience.patient(TEST_LIMIT_S), env, self._tree)
         self.processor_s += ended.processor_s
