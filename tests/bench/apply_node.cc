@@ -1,10 +1,8 @@
 #include "tests/bench/apply_node.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,12 +55,6 @@ double Quantile(std::vector<float> values, double q) {
 }
 
 }  // namespace
-
-double ThreadMicros() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return 1e6 * static_cast<double>(now.tv_sec) + 1e-3 * static_cast<double>(now.tv_nsec);
-}
 
 // --- the meter
 
@@ -119,34 +111,21 @@ std::string Meter::Table() const {
 // --- entering the engine
 
 ApplyNode::ApplyNode(const engine::Options& options, Meter* meter)
-    : meter_(meter), engine_(std::make_unique<engine::Engine>(options)) {
-  Carry(engine_->Start(now_, kUnix, {}));
-  Apply(event::StorageSeen{RootIdentity{"root", "instance"}});
+    : LoneNode(options, &files_), meter_(meter) {
+  engine_ = std::make_unique<engine::Engine>(options);
+  Carry(engine_->Start(now_, unix_ms(), {}));
+  SeeStorage();
 }
 
-void ApplyNode::Apply(Event event) {
-  pending_.push_back(std::move(event));
-  for (;;) {
-    while (!pending_.empty()) {
-      Event next = std::move(pending_.front());
-      pending_.pop_front();
-      ApplyOne(std::move(next));
-    }
-    if (wake_at_ == 0 || wake_at_ > now_) return;
-    wake_at_ = 0;
-    pending_.push_back(event::Tick{});
-  }
-}
-
-void ApplyNode::ApplyOne(Event event) {
+engine::Outcome ApplyNode::Enter(Event event) {
   now_ += kEventTakes;
-  if (!measuring_) return Carry(engine_->Apply(now_, std::move(event)));
+  if (!measuring_) return engine_->Apply(now_, std::move(event));
   if (++events_ % kSpinEvery == 0) Spin();
   const std::string kind = KindOf(event);
   const double start = ThreadMicros();
   engine::Outcome outcome = engine_->Apply(now_, std::move(event));
   meter_->Add(kind, ThreadMicros() - start);
-  Carry(std::move(outcome));
+  return outcome;
 }
 
 void ApplyNode::Spin() {
@@ -154,11 +133,6 @@ void ApplyNode::Spin() {
   volatile uint64_t word = 1;
   for (int i = 0; i < kSpinTurns; ++i) word = word + 1;
   meter_->Add("(a loop)", ThreadMicros() - start, /*aside=*/true);
-}
-
-void ApplyNode::Carry(engine::Outcome outcome) {
-  facts_ += outcome.facts.size();
-  for (engine::Action& any : outcome.actions) std::visit([this](auto& a) { Do(a); }, any);
 }
 
 void ApplyNode::Snapshot() {
@@ -171,128 +145,18 @@ void ApplyNode::Snapshot() {
 }
 
 reply::Status ApplyNode::Status() {
-  const Client nobody;
-  const event::Status status{From(nobody)};
-  awaited_.insert(status.caller.request);
-  Apply(status);
-  return std::get<reply::Status>(bodies_.extract(status.caller.request).mapped());
+  const event::Status status{From(Client{})};
+  return *Ask<reply::Status>(status, status.caller.request);
 }
 
-// --- what the engine asks for
-
-void ApplyNode::Do(action::Reply& reply) {
-  const auto asked = asking_.extract(reply.request);
-  const bool awaited = awaited_.erase(reply.request) > 0;
-  if (!reply.body.ok()) {
-    ++refused_;
-    last_refusal_ = std::string(reply.body.status().message());
-    return;
-  }
-  if (!asked.empty()) {
-    const Client& client = *asked.mapped();
-    if (const auto* create = std::get_if<reply::Create>(&*reply.body)) {
-      for (const engine::Lend& lend : create->lend) users_.Map(lend.slab, client.session);
-    }
-    if (const auto* open = std::get_if<reply::Open>(&*reply.body)) {
-      users_.Lock(open->lend.lease, open->lend.slab, client.session);
-    }
-  }
-  if (awaited) bodies_.emplace(reply.request, *std::move(reply.body));
-}
-
-void ApplyNode::Do(action::MakeSlab& a) {
-  pending_.push_back(event::SlabMade{a.slab, absl::OkStatus()});
-}
-
-void ApplyNode::Do(action::DestroySlab& a) {
-  users_.Destroyed(a.slab);
-  pending_.push_back(event::SlabDestroyed{a.slab});
-}
-
-void ApplyNode::Do(action::ProbeSlab& a) { pending_.push_back(users_.Probe(a)); }
-
-void ApplyNode::Do(action::WriteManifest& a) {
-  std::string digest = ManifestDigest(EncodeManifest(*a.table));
-  pending_.push_back(event::ManifestWritten{a.part, a.extent, absl::OkStatus(), std::move(digest)});
-}
-
-void ApplyNode::Do(action::Verify& a) {
-  pending_.push_back(event::Verified{a.verification, absl::OkStatus(), UnixMillis()});
-}
-
-void ApplyNode::Do(action::Persist& a) {
-  if (a.origin.has_value()) Record(*a.origin);
-  auto& parts = storage_[a.checkpoint.job].checkpoints[a.checkpoint];
-  parts.clear();
-  parts = std::move(a.parts);
-  pending_.push_back(
-      event::Persisted{a.checkpoint, absl::OkStatus(),
-                       Location(absl::StrCat(a.checkpoint.job, "/", a.checkpoint.step))});
-}
-
-LineRecord ApplyNode::Record(const LineRecord& record) {
-  Storage& storage = storage_[record.job];
-  storage.recorded_at.try_emplace(record.number, UnixMillis());
-  return storage.records.try_emplace({record.number, record.kind}, record).first->second;
-}
-
-void ApplyNode::Do(action::WriteLineRecord& a) {
-  LineRecord stands = Record(a.record);
-  pending_.push_back(event::LineRecordWritten{a.record, std::move(stands)});
-}
-
-void ApplyNode::Do(action::DeleteFiles& a) {
-  Storage& storage = storage_[a.checkpoint.job];
-  storage.checkpoints.erase(a.checkpoint);
-  if (a.tombstone) {
-    const Attempt first = a.this_attempt ? a.checkpoint.attempt : 1;
-    storage.removed.steps[a.checkpoint.step].Add(first, a.checkpoint.attempt);
-  }
-  pending_.push_back(event::FilesDeleted{a.checkpoint, absl::OkStatus()});
-}
-
-void ApplyNode::Do(action::ScanJob& a) {
-  event::JobScanned scanned{a.job, absl::NotFoundError("no directory"), kUid, kUid};
-  if (const auto at = storage_.find(a.job); at != storage_.end()) {
-    StoredJob stored;
-    for (const auto& [key, parts] : at->second.checkpoints) {
-      StoredCheckpoint checkpoint;
-      checkpoint.key = key;
-      checkpoint.location = Location(absl::StrCat(key.job, "/", key.step));
-      checkpoint.world_size = parts.front()->head.world_size;
-      checkpoint.published = true;
-      for (const auto& part : parts) {
-        checkpoint.parts.push_back({part->Whole(), ManifestDigest(EncodeManifest(*part))});
-        Summarize(&checkpoint.parts.back());
-      }
-      stored.checkpoints.push_back(std::move(checkpoint));
-    }
-    for (const auto& [id, record] : at->second.records) stored.records.push_back(record);
-    stored.line = NumbersOf(stored.records);
-    stored.removed = at->second.removed;
-    stored.written_unix_ms = at->second.recorded_at;
-    stored.now_unix_ms = UnixMillis();
-    scanned.stored = std::move(stored);
-  }
-  pending_.push_back(std::move(scanned));
-}
-
-void ApplyNode::Do(action::ReadTables& a) {
-  event::TablesRead read{a.checkpoint, StoredCheckpoint{}};
-  for (const auto& part : storage_[a.checkpoint.job].checkpoints[a.checkpoint]) {
-    read.stored->parts.push_back({part->Whole(), ManifestDigest(EncodeManifest(*part))});
-  }
-  pending_.push_back(std::move(read));
-}
-
-void ApplyNode::Do(action::ReadLineNumbers& a) {
-  LineNumbers numbers;
-  for (const auto& [id, record] : storage_[a.job].records) numbers.Take(id.first, id.second);
-  pending_.push_back(event::LineNumbersRead{a.job, numbers});
+void ApplyNode::Answered(const action::Reply& a) {
+  if (a.body.ok()) return;
+  ++refused_;
+  last_refusal_ = std::string(a.body.status().message());
 }
 
 // The node describes what the catalog is to be told under the same lock.
-void ApplyNode::Do(action::Record& a) {
+void ApplyNode::Described(action::Record& a) {
   const double start = ThreadMicros();
   const engine::Engine::Description description = engine_->Describe(a);
   if (measuring_) meter_->Add("(Describe)", ThreadMicros() - start, /*aside=*/true);
@@ -302,31 +166,19 @@ void ApplyNode::Do(action::Record& a) {
 
 void ApplyNode::Hello(Client* client) {
   event::Hello hello;
-  hello.caller = {++request_, 0, kUid, kUid};
-  hello.secret = "secret";
-  hello.process = absl::StrCat("process-", request_);
-  hello.pid = static_cast<int32_t>(1000 + request_ % 30'000);
   hello.job = client->job;
   hello.attempt = client->attempt;
   hello.writer = client->writer;
   hello.world_size = client->world_size;
   hello.local_writers = std::max(client->world_size, 1);
   hello.policy = client->policy;
-  const RequestId request = hello.caller.request;
-  awaited_.insert(request);
-  Apply(std::move(hello));
-  const auto body = bodies_.extract(request);
-  if (body.empty()) {
-    std::fprintf(stderr, "hello was refused: %s\n", last_refusal_.c_str());
+  const StatusOr<SessionId> session = Connect(std::move(hello));
+  if (!session.ok()) {
+    std::fprintf(stderr, "hello was refused: %s\n", session.status().ToString().c_str());
     std::abort();
   }
-  client->session = std::get<reply::Hello>(body.mapped()).session;
+  client->session = *session;
   client->unmapped.clear();
-}
-
-void ApplyNode::End(const Client& client) {
-  users_.Died(client.session);
-  Apply(event::SessionEnded{client.session});
 }
 
 event::Seal ApplyNode::SealOf(const std::string& name) {
@@ -338,7 +190,7 @@ void ApplyNode::Create(Client* client, Step step, const std::vector<std::string>
   for (int round = 0; round < 8; ++round) {
     event::Create create;
     create.caller = From(*client);
-    create.call = ++call_;
+    create.call = next_call();
     create.part = {{client->job, step, client->attempt, 0}, client->writer};
     create.world_size = client->world_size;
     create.deadline = Soon();
@@ -346,17 +198,14 @@ void ApplyNode::Create(Client* client, Step step, const std::vector<std::string>
     for (size_t i = begin; i < end; ++i) create.objects.push_back({names[i], kObjectBytes});
     create.unmapped = std::exchange(client->unmapped, {});
     const RequestId request = create.caller.request;
-    asking_[request] = client;
-    awaited_.insert(request);
-    Apply(std::move(create));
-    const auto body = bodies_.extract(request);
-    if (body.empty()) return;  // refused, which is counted
-    const auto& granted = std::get<reply::Create>(body.mapped());
-    for (SlabId slab : granted.retire) {
+    const StatusOr<reply::Create> granted = Ask<reply::Create>(std::move(create), request);
+    if (!granted.ok()) return;  // refused, which is counted, or it waits for room
+    for (const engine::Lend& lend : granted->lend) users_.Map(lend.slab, client->session);
+    for (SlabId slab : granted->retire) {
       client->unmapped.push_back(slab);
       users_.Unmap(slab, client->session);
     }
-    if (!granted.extents.empty()) return;
+    if (!granted->extents.empty()) return;
   }
 }
 
@@ -368,19 +217,19 @@ void ApplyNode::Save(Client* client, Step step, const std::vector<std::string>& 
   const PartKey part = {{client->job, step, client->attempt, 0}, client->writer};
   size_t next = 0;
   while (next < sealed || names.size() - next > batch) {
-    event::SealObjects seals{From(*client), ++call_, part, {}};
+    event::SealObjects seals{From(*client), next_call(), part, {}};
     const size_t end = std::min(next + batch, next < sealed ? sealed : names.size());
     for (; next < end; ++next) seals.seals.push_back(SealOf(names[next]));
     Apply(std::move(seals));
   }
   event::Commit commit;
   commit.caller = From(*client);
-  commit.call = ++call_;
+  commit.call = next_call();
   commit.part = part;
   commit.world_size = client->world_size;
   for (; next < names.size(); ++next) commit.seals.push_back(SealOf(names[next]));
   commit.unmapped = std::exchange(client->unmapped, {});
-  commit.unix_ms = UnixMillis();
+  commit.unix_ms = unix_ms();
   Apply(std::move(commit));
 }
 
@@ -392,12 +241,11 @@ LeaseId ApplyNode::Open(const Client& client, Step step, const std::string& name
   open.name = name;
   open.deadline = Soon();
   const RequestId request = open.caller.request;
-  awaited_.insert(request);
-  asking_[request] = &client;
-  Apply(std::move(open));
-  const auto body = bodies_.extract(request);
-  const auto* opened = body.empty() ? nullptr : std::get_if<reply::Open>(&body.mapped());
-  return opened == nullptr ? 0 : opened->lend.lease;
+  const StatusOr<reply::Body> body = Answer(std::move(open), request);
+  const auto* opened = body.ok() ? std::get_if<reply::Open>(&*body) : nullptr;
+  if (opened == nullptr) return 0;
+  users_.Lock(opened->lend.lease, opened->lend.slab, client.session);
+  return opened->lend.lease;
 }
 
 void ApplyNode::Release(const Client& client, LeaseId lease) {

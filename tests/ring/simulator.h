@@ -7,7 +7,7 @@
 //   World     time, chance, what is due next (world.h)
 //   Net       links between members, their outboxes, what is cut, lost, late or said twice (net.h)
 //   SimNode   a daemon with its executor, and what outlives it (node.h)
-//   Storage   what all nodes share, if there is any (storage.h)
+//   Storage   what all nodes share, if there is any (tests/world)
 //   Catalog   who has which rank, in the lives whose members stand in a database (catalog.h)
 //   Job       the ranks of a training job, life after life (trainers.h)
 //   Faults    what strikes, and that it ends (faults.h)

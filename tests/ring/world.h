@@ -17,11 +17,11 @@
 #include "tests/ring/node.h"
 #include "tests/ring/schedule.h"
 #include "tests/ring/simulator.h"
-#include "tests/ring/storage.h"
 #include "tests/ring/trainers.h"
 #include "tests/sim/clock.h"
 #include "tests/sim/random.h"
 #include "tests/sim/report.h"
+#include "tests/world/storage.h"
 
 namespace cairn::engine::ringsim {
 
@@ -101,7 +101,7 @@ struct World {
   sim::Report report;
   Shape shape;
   Schedule schedule;
-  Storage storage;
+  world::Storage storage;
   Net net;
   std::vector<std::unique_ptr<SimNode>> nodes;  // all that ever were, by id
   Truth truth;

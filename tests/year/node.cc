@@ -1,21 +1,10 @@
 #include "tests/year/node.h"
 
-#include <algorithm>
 #include <cstring>
-#include <ctime>
 
 #include "absl/strings/str_cat.h"
 
 namespace cairn::year {
-namespace {
-
-double ThreadMicros() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return 1e6 * static_cast<double>(now.tv_sec) + 1e-3 * static_cast<double>(now.tv_nsec);
-}
-
-}  // namespace
 
 // --- the journal
 
@@ -48,8 +37,9 @@ std::vector<Fact> Journal::Read() const {
 
 // --- entering the engine
 
-Node::Node(const engine::Options& options, Storage* storage)
-    : options_(options), storage_(*storage) {
+Node::Node(const engine::Options& options, Storage* storage) : LoneNode(options, storage) {
+  persist_takes = kNanosPerSecond;
+  answers_within_s = 1000;
   Start({});
 }
 
@@ -62,33 +52,20 @@ void Node::Start(engine::Recovered recovered) {
     outcome = engine_->Start(now_, unix_ms(), engine::Recovered(recovered));
   }
   Carry(std::move(outcome));
-  ApplyAll();
+  Drain();
   SeeStorage();
-}
-
-void Node::Apply(Event event) {
-  pending_.push_back(std::move(event));
-  ApplyAll();
-}
-
-void Node::ApplyAll() {
-  while (!pending_.empty()) {
-    Event next = std::move(pending_.front());
-    pending_.pop_front();
-    ApplyOne(std::move(next));
-  }
 }
 
 void Node::MakeRoom(const Event& event) {
   engine_->SetJournalRoom(journal_.used(), Journal::kHalf);
   const auto help = engine_->JournalHelpFor(event);
   if (help == engine::Engine::JournalHelp::kNone) return;
-  ++counters_["journal made room"];
+  Count("journal made room");
   journal_.Switch(engine_->Snapshot());
   engine_->SetJournalRoom(journal_.used(), Journal::kHalf);
 }
 
-void Node::ApplyOne(Event event) {
+engine::Outcome Node::Enter(Event event) {
   MakeRoom(event);
   const bool timed = ++work_.events % kTimedEvery == 0;
   const bool is_call = std::visit(
@@ -97,58 +74,37 @@ void Node::ApplyOne(Event event) {
       },
       event);
   const uint64_t allocations = EngineHeap().allocations;
-  const double start = timed ? ThreadMicros() : 0;
+  const double start = timed ? world::ThreadMicros() : 0;
   engine::Outcome outcome;
   {
     const InEngine in;
     outcome = engine_->Apply(now_, std::move(event));
   }
-  const double us = timed ? ThreadMicros() - start : 0;
+  const double us = timed ? world::ThreadMicros() - start : 0;
   work_.us += us;
   if (timed && is_call) work_.calls_us.push_back(static_cast<float>(us));
   work_.allocations += EngineHeap().allocations - allocations;
-  Carry(std::move(outcome));
+  return outcome;
 }
 
-void Node::Carry(engine::Outcome outcome) {
-  journal_.Append(outcome.facts);
+void Node::Keep(const std::vector<Fact>& facts) {
+  journal_.Append(facts);
   if (journal_.WantsSnapshot()) journal_.Switch(engine_->Snapshot());
-  for (const Fact& fact : outcome.facts) {
-    if (std::holds_alternative<fact::JobForgotten>(fact)) ++counters_["jobs forgotten"];
-    if (std::holds_alternative<fact::AttemptBegun>(fact)) ++counters_["lives begun or settled"];
+  for (const Fact& fact : facts) {
+    if (std::holds_alternative<fact::JobForgotten>(fact)) Count("jobs forgotten");
+    if (std::holds_alternative<fact::AttemptBegun>(fact)) Count("lives begun or settled");
   }
-  for (engine::Action& any : outcome.actions) std::visit([this](auto& a) { Do(a); }, any);
 }
 
-void Node::Pass(MonotonicNanos by) {
-  const MonotonicNanos until = now_ + by;
-  for (;;) {
-    const MonotonicNanos persist = persists_.empty() ? until + 1 : persists_.begin()->first;
-    const MonotonicNanos wake = wake_at_ == 0 ? until + 1 : wake_at_;
-    const MonotonicNanos next = std::min(persist, wake);
-    if (next > until) break;
-    now_ = std::max(now_, next);
-    if (persist <= wake) {
-      EndPersist();
-    } else {
-      wake_at_ = 0;
-      Apply(event::Tick{});
-    }
-  }
-  now_ = until;
+void Node::Destroyed(SlabId slab) {
+  keeper_.erase(slab);
+  records_.erase(records_.lower_bound({slab, 0}), records_.lower_bound({slab + 1, 0}));
 }
 
-StatusOr<reply::Body> Node::Answer(Event event, RequestId request) {
-  awaited_ = request;
-  answer_.reset();
-  Apply(std::move(event));
-  for (int i = 0; answer_ == nullptr && i < 1000; ++i) Pass(kNanosPerSecond);
-  awaited_ = 0;
-  if (answer_ == nullptr) return absl::InternalError("a call was never answered");
-  return *std::move(answer_);
+void Node::Written(const action::WriteManifest& written, std::string encoded) {
+  records_[{written.extent.slab, written.extent.offset}] =
+      EncodePartRecord(std::move(encoded), written.table->extents);
 }
-
-Work Node::TakeWork() { return std::exchange(work_, {}); }
 
 // --- the daemon's death
 
@@ -182,11 +138,11 @@ int64_t Node::LineageEntries(const std::vector<Fact>& facts) const {
 }
 
 void Node::KillDaemon(bool persists_happen) {
-  ++counters_["deaths of the daemon"];
+  Count("deaths of the daemon");
   {
     const auto under_way = std::exchange(persists_, {});
     for (const auto& [at, persist] : under_way) {
-      if (persists_happen) storage_.Publish(persist, unix_ms()).IgnoreError();
+      if (persists_happen) storage_.Write(persist, unix_ms()).status().IgnoreError();
     }
   }
   pending_.clear();
@@ -204,103 +160,21 @@ void Node::KillDaemon(bool persists_happen) {
   Start(std::move(recovered));
 }
 
-void Node::SeeStorage() {
-  event::StorageSeen seen;
-  seen.root = storage_.root;
-  if (storage_.away) seen.root = absl::UnavailableError("storage: nothing stands at the root");
-  Apply(std::move(seen));
-}
-
-// --- what the engine asks for
-
-void Node::Do(action::Reply& a) {
-  if (a.request != awaited_) return;
-  answer_ = std::make_unique<StatusOr<reply::Body>>(std::move(a.body));
-}
-
-void Node::Do(action::MakeSlab& a) {
-  keeper_[a.slab] = a.bytes;
-  pending_.push_back(event::SlabMade{a.slab, absl::OkStatus()});
-}
-
-void Node::Do(action::DestroySlab& a) {
-  keeper_.erase(a.slab);
-  users_.Destroyed(a.slab);
-  records_.erase(records_.lower_bound({a.slab, 0}), records_.lower_bound({a.slab + 1, 0}));
-  pending_.push_back(event::SlabDestroyed{a.slab});
-}
-
-void Node::Do(action::ProbeSlab& a) { pending_.push_back(users_.Probe(a)); }
-
-void Node::Do(action::WriteManifest& a) {
-  std::string encoded = EncodeManifest(*a.table);
-  std::string digest = ManifestDigest(encoded);
-  records_[{a.extent.slab, a.extent.offset}] =
-      EncodePartRecord(std::move(encoded), a.table->extents);
-  pending_.push_back(event::ManifestWritten{a.part, a.extent, absl::OkStatus(), std::move(digest)});
-}
-
-void Node::Do(action::Verify& a) {
-  pending_.push_back(event::Verified{a.verification, absl::OkStatus(), unix_ms()});
-}
-
-void Node::Do(action::Persist& a) {
-  persists_.emplace(now_ + storage_.persist_takes, std::move(a));
-}
-
-void Node::EndPersist() {
-  const action::Persist persist = std::move(persists_.begin()->second);
-  persists_.erase(persists_.begin());
-  event::Persisted persisted{persist.checkpoint, storage_.Publish(persist, unix_ms())};
-  persisted.location = Location(absl::StrCat(persist.checkpoint.job, "/", persist.checkpoint.step));
-  ++counters_[persisted.status.ok() ? "persisted" : "not persisted"];
-  Apply(std::move(persisted));
-}
-
-void Node::Do(action::WriteLineRecord& a) {
-  pending_.push_back(event::LineRecordWritten{a.record, storage_.Write(a.record, unix_ms())});
-}
-
-void Node::Do(action::DeleteFiles& a) {
-  ++counters_[a.tombstone ? "files removed" : "files deleted by policy"];
-  pending_.push_back(event::FilesDeleted{a.checkpoint, storage_.Delete(a)});
-}
-
-void Node::Do(action::ScanJob& a) {
-  ++counters_["scans"];
-  pending_.push_back(event::JobScanned{a.job, storage_.Scan(a.job, unix_ms()), kUid, kUid});
-}
-
-void Node::Do(action::ReadTables& a) {
-  pending_.push_back(event::TablesRead{a.checkpoint, storage_.Read(a.checkpoint)});
-}
-
-void Node::Do(action::ReadLineNumbers& a) {
-  pending_.push_back(event::LineNumbersRead{a.job, storage_.Numbers(a.job)});
-}
-
 // --- processes
 
 SessionId Node::Hello(event::Hello hello) {
-  hello.caller = From(0);
-  hello.secret = "secret";
-  hello.pid = ++last_pid_;
-  hello.process = absl::StrCat("process-", last_pid_);
-  hello.process.resize(kProcessTokenBytes, ' ');
-  const RequestId request = hello.caller.request;
-  const StatusOr<reply::Hello> answer = Ask<reply::Hello>(std::move(hello), request);
-  if (!answer.ok()) {
-    ++counters_[absl::StrCat("hello refused: ", answer.status().message())];
+  const StatusOr<SessionId> session = Connect(std::move(hello));
+  if (!session.ok()) {
+    Count(absl::StrCat("hello refused: ", session.status().message()));
     return 0;
   }
-  live_.insert(answer->session);
-  return answer->session;
+  live_.insert(*session);
+  return *session;
 }
 
 void Node::EndProcess(SessionId session) {
-  users_.Died(session);
   live_.erase(session);
-  Apply(event::SessionEnded{session});
+  Disconnect(session);
 }
 
 }  // namespace cairn::year

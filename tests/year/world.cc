@@ -136,10 +136,10 @@ void World::OneStep(int64_t step) {
 }
 
 void World::Weather(int64_t step) {
-  if (step >= slow_until_) storage_.persist_takes = kNanosPerSecond;
+  if (step >= slow_until_) node_.persist_takes = kNanosPerSecond;
   if (rng_.Permille(2)) slow_until_ = step + 40;
   if (step < slow_until_) {
-    storage_.persist_takes = static_cast<MonotonicNanos>(rng_.Between(1, 240)) * kNanosPerSecond;
+    node_.persist_takes = static_cast<MonotonicNanos>(rng_.Between(1, 240)) * kNanosPerSecond;
   }
   if (storage_.away && step >= away_until_) {
     storage_.away = false;
@@ -302,7 +302,7 @@ void World::Use(Slot* slot) {
 
 Sample World::Rest(int64_t step) {
   EndReaders(step + kRestEvery);
-  storage_.persist_takes = kNanosPerSecond;
+  node_.persist_takes = kNanosPerSecond;
   slow_until_ = 0;
   if (std::exchange(storage_.away, false)) node_.SeeStorage();
   for (Slot& slot : slots_) {

@@ -1,8 +1,8 @@
-#include "tests/year/storage.h"
+#include "tests/world/storage.h"
 
 #include "absl/strings/str_cat.h"
 
-namespace cairn::year {
+namespace cairn::world {
 
 Status Storage::Here() const {
   return away ? absl::UnavailableError("storage: nothing stands at the root") : absl::OkStatus();
@@ -15,27 +15,38 @@ LineRecord Storage::Keep(Job* job, const LineRecord& record, int64_t unix_ms) {
   return at->second;
 }
 
-Status Storage::Publish(const engine::action::Persist& persist, int64_t unix_ms) {
+StatusOr<bool> Storage::Write(const action::Persist& persist, int64_t unix_ms) {
   CAIRN_RETURN_IF_ERROR(Here());
   const CheckpointKey& key = persist.checkpoint;
   Job& job = jobs_[key.job];
   if (job.removed.Forbids(key.step, key.attempt)) {
     return absl::FailedPreconditionError("the step was removed");
   }
-  if (persist.origin.has_value()) Keep(&job, *persist.origin, unix_ms);
-  Stored stored;
-  stored.summary.key = key;
-  stored.summary.location = Location(absl::StrCat(key.job, "/", key.step));
-  stored.summary.world_size = persist.parts.front()->head.world_size;
-  stored.summary.published = true;
-  for (const auto& part : persist.parts) {
-    stored.summary.parts.push_back({part->Whole(), ManifestDigest(EncodeManifest(*part))});
-    // A table of its own: the engine's is the engine's memory.
-    stored.parts.push_back(TableOf(part->Whole(), {}));
-    Summarize(&stored.summary.parts.back());
+  for (const auto& [other, stored] : job.checkpoints) {
+    if (other.step != key.step || other.attempt != key.attempt || !stored.published) continue;
+    if (other.revision <= key.revision) continue;
+    return absl::FailedPreconditionError("a newer revision of it stands in storage");
   }
-  job.checkpoints[{key.step, key.attempt}] = std::move(stored);
-  return absl::OkStatus();
+  if (persist.origin.has_value()) Keep(&job, *persist.origin, unix_ms);
+  if (forgets) return true;
+  Stored& stored = job.checkpoints[key];
+  for (const auto& part : persist.parts) {
+    stored.world_size = part->head.world_size;
+    stored.parts[part->head.writer] = {part->Whole(), ManifestDigest(EncodeManifest(*part))};
+  }
+  if (!stored.published && static_cast<int32_t>(stored.parts.size()) == stored.world_size) {
+    Publish(&job, key, &stored);
+  }
+  return stored.published;
+}
+
+// One revision stays of each step and attempt.
+void Storage::Publish(Job* job, const CheckpointKey& key, Stored* stored) {
+  stored->published = true;
+  std::erase_if(job->checkpoints, [&](const auto& at) {
+    const CheckpointKey& other = at.first;
+    return other.step == key.step && other.attempt == key.attempt && other.revision < key.revision;
+  });
 }
 
 StatusOr<LineRecord> Storage::Write(const LineRecord& record, int64_t unix_ms) {
@@ -43,22 +54,34 @@ StatusOr<LineRecord> Storage::Write(const LineRecord& record, int64_t unix_ms) {
   return Keep(&jobs_[record.job], record, unix_ms);
 }
 
-Status Storage::Delete(const engine::action::DeleteFiles& deletion) {
+Status Storage::Delete(const action::DeleteFiles& deletion) {
   CAIRN_RETURN_IF_ERROR(Here());
   const CheckpointKey& key = deletion.checkpoint;
   Job& job = jobs_[key.job];
   if (!deletion.tombstone) {
-    const auto at = job.checkpoints.find({key.step, key.attempt});
-    if (at != job.checkpoints.end() && at->second.summary.key == key) job.checkpoints.erase(at);
+    job.checkpoints.erase(key);
     return absl::OkStatus();
   }
   const Attempt first = deletion.this_attempt ? key.attempt : 1;
   job.removed.steps[key.step].Add(first, key.attempt);
   std::erase_if(job.checkpoints, [&](const auto& at) {
-    const auto& [step, attempt] = at.first;
-    return step == key.step && attempt >= first && attempt <= key.attempt;
+    return at.first.step == key.step && at.first.attempt >= first &&
+           at.first.attempt <= key.attempt;
   });
   return absl::OkStatus();
+}
+
+StoredCheckpoint Storage::Show(const CheckpointKey& key, const Stored& stored, bool whole) {
+  StoredCheckpoint shown;
+  shown.key = key;
+  shown.location = Location(absl::StrCat(key.job, "/", key.step));
+  shown.world_size = stored.world_size;
+  shown.published = stored.published;
+  for (const auto& [writer, part] : stored.parts) {
+    shown.parts.push_back(part);
+    if (!whole) Summarize(&shown.parts.back());
+  }
+  return shown;
 }
 
 StatusOr<StoredJob> Storage::Scan(const std::string& name, int64_t unix_ms) const {
@@ -66,8 +89,8 @@ StatusOr<StoredJob> Storage::Scan(const std::string& name, int64_t unix_ms) cons
   const auto job = jobs_.find(name);
   if (job == jobs_.end()) return absl::NotFoundError("job: has no directory");
   StoredJob stored;
-  for (const auto& [id, checkpoint] : job->second.checkpoints) {
-    stored.checkpoints.push_back(checkpoint.summary);
+  for (const auto& [key, checkpoint] : job->second.checkpoints) {
+    stored.checkpoints.push_back(Show(key, checkpoint, /*whole=*/false));
   }
   for (const auto& [id, record] : job->second.records) stored.records.push_back(record);
   stored.line = NumbersOf(stored.records);
@@ -81,15 +104,9 @@ StatusOr<StoredCheckpoint> Storage::Read(const CheckpointKey& key) const {
   CAIRN_RETURN_IF_ERROR(Here());
   const auto job = jobs_.find(key.job);
   if (job == jobs_.end()) return absl::NotFoundError("job: has no directory");
-  const auto at = job->second.checkpoints.find({key.step, key.attempt});
-  if (at == job->second.checkpoints.end() || !(at->second.summary.key == key)) {
-    return absl::NotFoundError("step: has no directory");
-  }
-  StoredCheckpoint whole = at->second.summary;
-  for (size_t i = 0; i < whole.parts.size(); ++i) {
-    whole.parts[i].manifest = at->second.parts[i]->Whole();
-  }
-  return whole;
+  const auto at = job->second.checkpoints.find(key);
+  if (at == job->second.checkpoints.end()) return absl::NotFoundError("step: has no directory");
+  return Show(key, at->second, /*whole=*/true);
 }
 
 StatusOr<LineNumbers> Storage::Numbers(const std::string& name) const {
@@ -99,6 +116,22 @@ StatusOr<LineNumbers> Storage::Numbers(const std::string& name) const {
   LineNumbers numbers;
   for (const auto& [id, record] : job->second.records) numbers.Take(id.first, id.second);
   return numbers;
+}
+
+bool Storage::HasPart(const PartKey& part, const std::string& digest) const {
+  const auto job = jobs_.find(part.checkpoint.job);
+  if (job == jobs_.end()) return false;
+  const auto at = job->second.checkpoints.find(part.checkpoint);
+  if (at == job->second.checkpoints.end()) return false;
+  const auto stored = at->second.parts.find(part.writer);
+  return stored != at->second.parts.end() && stored->second.digest == digest;
+}
+
+bool Storage::Published(const CheckpointKey& key) const {
+  const auto job = jobs_.find(key.job);
+  if (job == jobs_.end()) return false;
+  const auto at = job->second.checkpoints.find(key);
+  return at != job->second.checkpoints.end() && at->second.published;
 }
 
 Storage::Files Storage::files() const {
@@ -111,4 +144,4 @@ Storage::Files Storage::files() const {
   return files;
 }
 
-}  // namespace cairn::year
+}  // namespace cairn::world
