@@ -114,8 +114,8 @@ def follow_to(c: cairn.Connection, consumer: Consumer, steps: range) -> list[str
 
 
 def follow_until_standing(c: cairn.Connection, consumer: Consumer, first: int) -> int:
-    """Publishes versions from `first` on until one comes out of a standing mapping; the next version. How many
-    that takes depends on how soon the node lets old steps go: until then it makes new slabs."""
+    """Publishes versions from `first` on until one comes out of a standing mapping, and returns the next one.
+    How many that takes depends on how soon the node lets old steps go: until then it makes new slabs."""
     for step in range(first, first + 20):
         if follow_to(c, consumer, range(step, step + 1)) == ["standing"]:
             return step + 1
@@ -123,7 +123,7 @@ def follow_until_standing(c: cairn.Connection, consumer: Consumer, first: int) -
 
 
 def follow_until_recycled(c: cairn.Connection, consumer: Consumer, first: int) -> int:
-    """The same, until four versions in a row came from standing mappings and no slab was made or destroyed."""
+    """The same until four versions in a row came from standing mappings and no slab was made or destroyed."""
 
     def changes() -> list[int]:
         now = counters(c)
