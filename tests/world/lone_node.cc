@@ -118,10 +118,7 @@ void LoneNode::Do(action::Verify& a) {
   pending_.push_back(event::Verified{a.verification, absl::OkStatus(), unix_ms()});
 }
 
-void LoneNode::Do(action::Persist& a) {
-  persists_.emplace(now_ + persist_takes, std::move(a));
-  if (persist_takes == 0) EndPersist();
-}
+void LoneNode::Do(action::Persist& a) { persists_.emplace(now_ + persist_takes, std::move(a)); }
 
 void LoneNode::EndPersist() {
   const action::Persist persist = std::move(persists_.begin()->second);

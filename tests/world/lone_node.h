@@ -33,7 +33,7 @@ class LoneNode {
   LoneNode& operator=(const LoneNode&) = delete;
   virtual ~LoneNode() = default;
 
-  // One event, all events that follow from it at once, and a tick if one is due.
+  // One event, all events that follow from it at once, and persists and ticks that are due.
   void Apply(Event event);
   void Pass(MonotonicNanos by);
   // Time passes until the call is answered; DEADLINE_EXCEEDED after `answers_within_s`.
@@ -63,8 +63,8 @@ class LoneNode {
   const std::map<std::string, int64_t>& counters() const { return counters_; }
   void Count(const std::string& what) { ++counters_[what]; }
 
-  MonotonicNanos persist_takes = 0;
-  int answers_within_s = 0;  // 0: at once
+  MonotonicNanos persist_takes = 0;  // 0: done with the event that led to it
+  int answers_within_s = 0;          // 0: at once
 
  protected:
   // The engine's answer to an event.
