@@ -51,6 +51,7 @@ from driver.budget import leave, seconds_left
 from driver.ledger import MODE, TURNS, Due, Ledger, describe
 from driver.process import LOWEST_PRIORITY, ROOT, run_process, say, tail
 from driver.programs import Runner, list_programs
+from driver.pytests import DEBIAN_PYTHON, NO_TESTS_COLLECTED, TORCH2_PYTHON
 from driver.report import Case, Report
 
 TREES = ROOT / "build" / "mutants"
@@ -65,7 +66,6 @@ BUILD_LIMIT_S = 1200  # of all that a program needs, when ccache has nothing of 
 STRIDE = 4
 # Lines on each side of a text that lies in no function that hack/cpp_source.py finds.
 AROUND = 8
-NO_TESTS_COLLECTED = 5  # pytest's exit status
 TEST = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\((\w+),\s*(\w+)", re.MULTILINE)
 PARAMETERS = re.compile(r"^[\w*]+/(?=\w+\.)|/[\w*]+$")
 
@@ -332,7 +332,10 @@ class Workshop:
             "CAIRN_BIN": str(build / "bin"),
             "CAIRN_TIER": "all",
         }
-        command = [*WITHIN_MEMORY, "/usr/bin/python3", "-m", "pytest", "-q", "-x"]
+        python = TORCH2_PYTHON if item.startswith("tests/torch2/") else DEBIAN_PYTHON
+        if not Path(python).exists():
+            raise Unusable(f"{item} needs {python}, which the stage torch2 makes")
+        command = [*WITHIN_MEMORY, python, "-m", "pytest", "-q", "-x"]
         command += ["-p", "no:cacheprovider"]
         command += ["-p", "cairn_tier", item]
         ended = run_process(command, patience.patient(TEST_LIMIT_S), env, self._tree)

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/support/await.h"
+#include "tests/support/patience.h"
 #include "tests/transport/fake_verbs.h"
 #include "tests/transport/rdma_nodes.h"
 #include "tests/transport/two_nodes.h"
@@ -270,7 +271,8 @@ TEST_F(RdmaTransportTest, AConnectionIsReplacedByItsReaderAlone) {
 
 // The device does not tell the owner of reads, so the reader does, and an owner that revokes what is not used sees it.
 TEST_F(RdmaTransportTest, AReadThatGoesOnIsToldToTheOwner) {
-  Start({.stall = 60 * kNanosPerSecond, .idle = 60 * kNanosPerSecond});  // nothing else asks
+  const int64_t never = testing::Patient(3600 * kNanosPerSecond);
+  Start({.stall = never, .idle = never});  // nothing else asks
   ASSERT_TRUE(Read(0, 1000).ok());
   readers_->deaf = true;
   auto read = Begin(reader_.get(), Request(0, 1000));
