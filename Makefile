@@ -27,18 +27,18 @@ build:  ## everything, into build/main; links in build/bin
 
 demo:  ## a real training job saves every step, is killed, and goes on
 	@hack/setup demo
-	@hack/build cairnd cairn cairn_python
+	@hack/build --first cairnd cairn cairn_python
 	@$(PYTHON) hack/demo/run.py
 
 demo-cluster:  ## the same on three nodes, which are lost, and a database, which is away; RDMA=1 copies over RDMA, too
 	@hack/setup demo-cluster
 	@$(if $(RDMA),hack/setup guest)
-	@hack/build cairnd cairn cairn_python
+	@hack/build --first cairnd cairn cairn_python
 	@$(PYTHON) hack/demo/cluster.py $(if $(RDMA),--rdma)
 
 demo-weights:  ## a trainer publishes each step's weights, consumers stream them; one is killed, and the daemon
 	@hack/setup demo-weights
-	@hack/build cairnd cairn_python
+	@hack/build --first cairnd cairn_python
 	@$(PYTHON) hack/demo/weights.py
 
 image:  ## the container image of a node, by docker or buildah (docs/cluster.md)
