@@ -156,7 +156,7 @@ void ApplyNode::Answered(const action::Reply& a) {
 }
 
 // The node describes what the catalog is to be told under the same lock.
-void ApplyNode::Described(action::Record& a) {
+void ApplyNode::Do(action::Record& a) {
   const double start = ThreadMicros();
   const engine::Engine::Description description = engine_->Describe(a);
   if (measuring_) meter_->Add("(Describe)", ThreadMicros() - start, /*aside=*/true);

@@ -88,7 +88,8 @@ class ApplyNode : public world::LoneNode {
 
  private:
   engine::Outcome Enter(Event event) override;
-  void Described(action::Record& a) override;
+  using LoneNode::Do;
+  void Do(action::Record& a) override;
   void Answered(const action::Reply& a) override;
   void Spin();
   static event::Seal SealOf(const std::string& name);

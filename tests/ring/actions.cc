@@ -35,100 +35,56 @@ void SimNode::Do(action::Reply& a) {
   answer(a.body);
 }
 
-void SimNode::Do(action::MakeSlab& a) {
-  const MonotonicNanos takes = a.urgent ? world_.Millis(1, 20) : world_.Millis(1, 200);
-  After(takes, [this, slab = a.slab, bytes = a.bytes] {
-    memory_.Make(slab, bytes);
-    Apply(event::SlabMade{slab, absl::OkStatus()});
-  });
+MonotonicNanos SimNode::Takes(const world::Task& task) const {
+  using Kind = world::Task::Kind;
+  if (task.OfStorage()) return StorageTime(task.bytes);
+  if (task.kind == Kind::kMake) return world_.Millis(1, task.urgent ? 20 : 200);
+  if (task.kind == Kind::kVerify) return world_.Millis(1, 10);
+  if (task.kind != Kind::kDestroy) return kMilli;
+  return static_cast<MonotonicNanos>(world_.rng.Between(1, 2000)) * 1000;
 }
+
+void SimNode::Begin(world::Task task) {
+  const MonotonicNanos takes = Takes(task);
+  After(takes, [this, end = std::move(task.end)] { Apply(end(absl::OkStatus())); });
+}
+
+int64_t SimNode::storage_unix_ms() const { return world_.clock.UnixMs(); }
 
 void SimNode::Do(action::DestroySlab& a) {
   memory_.Destroy(a.slab);
   users_.Destroyed(a.slab);
   records_.erase(records_.lower_bound({a.slab, 0}), records_.lower_bound({a.slab + 1, 0}));
-  Soon(event::SlabDestroyed{a.slab});
+  Executor::Do(a);
 }
 
-void SimNode::Do(action::ProbeSlab& a) {
-  After(kMilli, [this, a] { Apply(users_.Probe(a)); });
+Status SimNode::WriteRecord(const action::WriteManifest& write, std::string manifest) {
+  records_[{write.extent.slab, write.extent.offset}] = {ManifestDigest(manifest), write.table};
+  return absl::OkStatus();
 }
 
-void SimNode::Do(action::WriteManifest& a) {
-  const std::string encoded = EncodeManifest(*a.table);
-  std::string digest = ManifestDigest(encoded);
-  After(kMilli, [this, a, digest] {
-    records_[{a.extent.slab, a.extent.offset}] = {digest, a.table};
-    Apply(event::ManifestWritten{a.part, a.extent, absl::OkStatus(), digest});
-  });
-}
-
-void SimNode::Do(action::Verify& a) {
-  After(world_.Millis(1, 10), [this, a] {
-    const std::string wrong = memory_.Wrong(a.entry, a.extent);
-    const Status status = wrong.empty() ? absl::OkStatus() : absl::DataLossError(wrong);
-    if (!status.ok() && world_.options.lie == Lie::kNone) {
-      world_.Fail(absl::StrCat("node ", id_, ": ", a.part.DebugString(), ": ", wrong));
-    }
-    Apply(event::Verified{a.verification, status, unix_ms()});
-  });
-}
-
-void SimNode::Do(action::Persist& a) {
-  uint64_t bytes = 0;
-  for (const auto& part : a.parts) {
-    for (const auto& entry : part->entries) bytes += entry->length;
+Status SimNode::Verify(const action::Verify& verify) {
+  const std::string wrong = memory_.Wrong(verify.entry, verify.extent);
+  if (wrong.empty()) return absl::OkStatus();
+  if (world_.options.lie == Lie::kNone) {
+    world_.Fail(absl::StrCat("node ", id_, ": ", verify.part.DebugString(), ": ", wrong));
   }
-  After(StorageTime(bytes), [this, a] { EndPersist(a); });
+  return absl::DataLossError(wrong);
 }
 
-void SimNode::EndPersist(const action::Persist& persist) {
+StatusOr<bool> SimNode::Write(const action::Persist& persist) {
   for (const auto& part : persist.parts) {
     for (size_t i = 0; i < part->entries.size(); ++i) {
       const std::string wrong = memory_.Wrong(*part->entries[i], part->extents[i]);
       if (wrong.empty()) continue;
-      return world_.Fail(absl::StrCat("node ", id_, " writes to storage what is not there: ",
-                                      part->head.Part().DebugString(), ": ", wrong));
+      world_.Fail(absl::StrCat("node ", id_, " writes to storage what is not there: ",
+                               part->head.Part().DebugString(), ": ", wrong));
     }
   }
-  const StatusOr<bool> written = world_.storage.Write(persist, world_.clock.UnixMs());
+  StatusOr<bool> written = Executor::Write(persist);
   if (world_.storage.Published(persist.checkpoint)) world_.truth.Stored(persist.checkpoint);
   world_.report.Count(written.ok() ? (*written ? "published" : "part written") : "not written");
-  event::Persisted persisted{persist.checkpoint, written.status()};
-  persisted.awaits_others = written.ok() && !*written;
-  persisted.location = Location(absl::StrCat(persist.checkpoint.job, "/", persist.checkpoint.step));
-  Apply(std::move(persisted));
-}
-
-void SimNode::Do(action::WriteLineRecord& a) {
-  After(StorageTime(0), [this, a] {
-    Apply(
-        event::LineRecordWritten{a.record, world_.storage.Write(a.record, world_.clock.UnixMs())});
-  });
-}
-
-void SimNode::Do(action::DeleteFiles& a) {
-  After(StorageTime(0), [this, a] {
-    Apply(event::FilesDeleted{a.checkpoint, world_.storage.Delete(a)});
-  });
-}
-
-void SimNode::Do(action::ScanJob& a) {
-  After(StorageTime(0), [this, a] {
-    Apply(event::JobScanned{a.job, world_.storage.Scan(a.job, world_.clock.UnixMs()), kUid, kUid});
-  });
-}
-
-void SimNode::Do(action::ReadTables& a) {
-  After(StorageTime(0), [this, a] {
-    Apply(event::TablesRead{a.checkpoint, world_.storage.Read(a.checkpoint)});
-  });
-}
-
-void SimNode::Do(action::ReadLineNumbers& a) {
-  After(StorageTime(0), [this, a] {
-    Apply(event::LineNumbersRead{a.job, world_.storage.Numbers(a.job)});
-  });
+  return written;
 }
 
 void SimNode::Do(action::Tell& a) {

@@ -103,7 +103,8 @@ std::string Words(const Event& event) {
 }
 
 SimNode::SimNode(World* world, int id, const Options& options, int64_t incarnation)
-    : world_(*world),
+    : Executor(&world->storage),
+      world_(*world),
       id_(id),
       options_(options),
       member_{options.ring.rank, incarnation, InstanceOf(static_cast<uint64_t>(id))},
@@ -250,14 +251,6 @@ void SimNode::Enter(Event event) {
   }
 }
 
-void SimNode::Later(MonotonicNanos delay, Event event) {
-  After(delay, [this, event = std::move(event)]() mutable { Apply(std::move(event)); });
-}
-
-void SimNode::Soon(Event event) {
-  Later(static_cast<MonotonicNanos>(world_.rng.Between(1, 2000)) * 1000, std::move(event));
-}
-
 void SimNode::Apply(Event event) {
   if (applying_ || !queue_.empty() || engine_ == nullptr || !world_.ok()) {
     queue_.push_back(std::move(event));
@@ -311,7 +304,7 @@ void SimNode::Carry(Outcome outcome) {
   if (memory_.TotalBytes() > options_.budget_bytes) {
     world_.Fail(absl::StrCat("promise 8: node ", id_, " has more slabs than its budget"));
   }
-  for (Action& any : outcome.actions) std::visit([this](auto& a) { Do(a); }, any);
+  for (Action& action : outcome.actions) CarryOut(&action);
 }
 
 void SimNode::Mirror(const Fact& fact) {

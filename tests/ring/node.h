@@ -24,12 +24,13 @@
 #include "tests/ring/seat.h"
 #include "tests/sim/clock.h"
 #include "tests/support/slab_users.h"
+#include "tests/world/executor.h"
 
 namespace cairn::engine::ringsim {
 
 struct World;
 
-inline constexpr uint32_t kUid = 1000;
+using world::kUid;
 
 // The answer to a call; UNAVAILABLE when the daemon died before it came.
 using Answer = std::function<void(const StatusOr<reply::Body>&)>;
@@ -44,7 +45,7 @@ struct Held {
   std::set<std::string> broken;  // these did not verify
 };
 
-class SimNode {
+class SimNode : private world::Executor {
  public:
   SimNode(World* world, int id, const Options& options, int64_t incarnation);
   // One whose rank stands in the catalog; it has none yet.
@@ -62,7 +63,7 @@ class SimNode {
   bool well() const { return !dead_ && !paused_ && daemon_up(); }
   Engine& engine() { return *engine_; }
   MonotonicNanos now() const;
-  int64_t unix_ms() const;
+  int64_t unix_ms() const override;
 
   // --- its lives
   void StartDaemon();
@@ -162,39 +163,28 @@ class SimNode {
   void Mirror(const Fact& fact);
   void Check(const Event& event);
   void FailCalls();
-  // A completion, after a while.
-  void Later(MonotonicNanos delay, Event event);
-  void Soon(Event event);
-
-  void Do(action::Reply& a);
-  void Do(action::MakeSlab& a);
-  void Do(action::HurrySlab&) {}
-  void Do(action::DestroySlab& a);
-  void Do(action::ProbeSlab& a);
-  void Do(action::WriteManifest& a);
-  void Do(action::Verify& a);
-  void Do(action::Persist& a);
-  void Do(action::WriteLineRecord& a);
-  void Do(action::Store&) {}  // no writer here asks for it
-  void Do(action::Reinstate&) {}
-  void Do(action::DeleteFiles& a);
-  void Do(action::ScanJob& a);
-  void Do(action::ReadTables& a);
-  void Do(action::ReadLineNumbers& a);
-  void Do(action::Tell& a);
-  void Do(action::BecomeLife& a);
-  void Do(action::Fetch& a);
-  void Do(action::FetchFrom& a);
-  void Do(action::CancelFetch& a);
-  void Do(action::RevokeGrant& a);
-  void Do(action::Record&) {}
-  void Do(action::WakeAt& a);
-  void Do(action::EndSession& a) { live_.erase(a.session); }
-  void Do(action::Discard&) {}
-  void Do(action::Drained&) {}
-  void Do(action::Log& a);
+  // --- what the engine asks for (actions.cc, fetching.cc)
+  void Begin(world::Task task) override;
+  MonotonicNanos Takes(const world::Task& task) const;
+  int64_t storage_unix_ms() const override;
+  void Made(SlabId slab, uint64_t bytes, const Status&) override { memory_.Make(slab, bytes); }
+  event::SlabProbed Probe(const action::ProbeSlab& probe) override { return users_.Probe(probe); }
+  Status WriteRecord(const action::WriteManifest& write, std::string manifest) override;
+  Status Verify(const action::Verify& verify) override;
+  StatusOr<bool> Write(const action::Persist& persist) override;
+  using Executor::Do;
+  void Do(action::Reply& a) override;
+  void Do(action::DestroySlab& a) override;
+  void Do(action::Tell& a) override;
+  void Do(action::BecomeLife& a) override;
+  void Do(action::Fetch& a) override;
+  void Do(action::FetchFrom& a) override;
+  void Do(action::CancelFetch& a) override;
+  void Do(action::RevokeGrant& a) override;
+  void Do(action::WakeAt& a) override;
+  void Do(action::EndSession& a) override { live_.erase(a.session); }
+  void Do(action::Log& a) override;
   MonotonicNanos StorageTime(uint64_t bytes) const;
-  void EndPersist(const action::Persist& persist);
 
   // --- fetching (fetching.cc)
   void NextSource(uint64_t fetch);

@@ -31,7 +31,7 @@ void LoneNode::Drain() {
 
 void LoneNode::Carry(engine::Outcome outcome) {
   Keep(outcome.facts);
-  for (engine::Action& any : outcome.actions) std::visit([this](auto& a) { Do(a); }, any);
+  for (engine::Action& action : outcome.actions) CarryOut(&action);
 }
 
 void LoneNode::Pass(MonotonicNanos by) {
@@ -91,66 +91,29 @@ void LoneNode::Disconnect(SessionId session) {
 
 // --- what the engine asks for
 
-void LoneNode::Do(action::Reply& a) {
-  Answered(a);
-  if (a.request == awaited_) answer_ = std::make_unique<StatusOr<reply::Body>>(std::move(a.body));
+void LoneNode::Begin(Task task) {
+  if (task.kind == Task::Kind::kPersist) {
+    persists_.emplace(now_ + persist_takes, std::move(task.end));
+    return;
+  }
+  if (task.kind == Task::Kind::kScan) Count("scans");
+  if (task.kind == Task::Kind::kDelete) {
+    Count(task.tombstone ? "files removed" : "files deleted by policy");
+  }
+  pending_.push_back(task.end(absl::OkStatus()));
 }
-
-void LoneNode::Do(action::MakeSlab& a) {
-  Made(a.slab, a.bytes);
-  pending_.push_back(event::SlabMade{a.slab, absl::OkStatus()});
-}
-
-void LoneNode::Do(action::DestroySlab& a) {
-  users_.Destroyed(a.slab);
-  Destroyed(a.slab);
-  pending_.push_back(event::SlabDestroyed{a.slab});
-}
-
-void LoneNode::Do(action::WriteManifest& a) {
-  std::string encoded = EncodeManifest(*a.table);
-  std::string digest = ManifestDigest(encoded);
-  Written(a, std::move(encoded));
-  pending_.push_back(event::ManifestWritten{a.part, a.extent, absl::OkStatus(), std::move(digest)});
-}
-
-void LoneNode::Do(action::Verify& a) {
-  pending_.push_back(event::Verified{a.verification, absl::OkStatus(), unix_ms()});
-}
-
-void LoneNode::Do(action::Persist& a) { persists_.emplace(now_ + persist_takes, std::move(a)); }
 
 void LoneNode::EndPersist() {
-  const action::Persist persist = std::move(persists_.begin()->second);
+  const Task::End end = std::move(persists_.begin()->second);
   persists_.erase(persists_.begin());
-  const StatusOr<bool> written = storage_.Write(persist, unix_ms());
-  event::Persisted persisted{persist.checkpoint, written.status()};
-  persisted.awaits_others = written.ok() && !*written;
-  persisted.location = Location(absl::StrCat(persist.checkpoint.job, "/", persist.checkpoint.step));
-  Count(persisted.status.ok() ? "persisted" : "not persisted");
+  Event persisted = end(absl::OkStatus());
+  Count(std::get<event::Persisted>(persisted).status.ok() ? "persisted" : "not persisted");
   pending_.push_back(std::move(persisted));
 }
 
-void LoneNode::Do(action::WriteLineRecord& a) {
-  pending_.push_back(event::LineRecordWritten{a.record, storage_.Write(a.record, unix_ms())});
-}
-
-void LoneNode::Do(action::DeleteFiles& a) {
-  Count(a.tombstone ? "files removed" : "files deleted by policy");
-  pending_.push_back(event::FilesDeleted{a.checkpoint, storage_.Delete(a)});
-}
-
-void LoneNode::Do(action::ScanJob& a) {
-  Count("scans");
-  pending_.push_back(event::JobScanned{a.job, storage_.Scan(a.job, unix_ms()), kUid, kUid});
-}
-
-void LoneNode::Do(action::ReadTables& a) {
-  pending_.push_back(event::TablesRead{a.checkpoint, storage_.Read(a.checkpoint)});
-}
-
-void LoneNode::Do(action::ReadLineNumbers& a) {
-  pending_.push_back(event::LineNumbersRead{a.job, storage_.Numbers(a.job)});
+void LoneNode::Do(action::Reply& a) {
+  Answered(a);
+  if (a.request == awaited_) answer_ = std::make_unique<StatusOr<reply::Body>>(std::move(a.body));
 }
 
 }  // namespace cairn::world

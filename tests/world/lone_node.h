@@ -12,26 +12,17 @@
 
 #include "server/engine/engine.h"
 #include "tests/support/slab_users.h"
+#include "tests/world/executor.h"
 #include "tests/world/storage.h"
 
 namespace cairn::world {
 
-using engine::Event;
-using engine::RequestId;
-namespace event = engine::event;
-namespace reply = engine::reply;
-
-inline constexpr uint32_t kUid = 1000;
-
 double ThreadMicros();  // processor time of this thread
 
-class LoneNode {
+class LoneNode : public Executor {
  public:
   LoneNode(const engine::Options& options, Storage* storage)
-      : options_(options), storage_(*storage) {}
-  LoneNode(const LoneNode&) = delete;
-  LoneNode& operator=(const LoneNode&) = delete;
-  virtual ~LoneNode() = default;
+      : Executor(storage), options_(options) {}
 
   // One event, all events that follow from it at once, and persists and ticks that are due.
   void Apply(Event event);
@@ -58,7 +49,7 @@ class LoneNode {
 
   const engine::Engine& engine() const { return *engine_; }
   MonotonicNanos now() const { return now_; }
-  int64_t unix_ms() const { return kUnix + now_ / kNanosPerMilli; }
+  int64_t unix_ms() const override { return kUnix + now_ / kNanosPerMilli; }
   bool Quiet() const { return persists_.empty(); }
   const std::map<std::string, int64_t>& counters() const { return counters_; }
   void Count(const std::string& what) { ++counters_[what]; }
@@ -70,21 +61,19 @@ class LoneNode {
   // The engine's answer to an event.
   virtual engine::Outcome Enter(Event event) { return engine_->Apply(now_, std::move(event)); }
   virtual void Keep(const std::vector<Fact>&) {}
-  virtual void Made(SlabId, uint64_t /*bytes*/) {}
-  virtual void Destroyed(SlabId) {}
-  virtual void Written(const action::WriteManifest&, std::string /*encoded*/) {}
-  virtual void Described(action::Record&) {}
   virtual void Answered(const action::Reply&) {}
-  virtual void Ended(SessionId) {}  // by the engine
+  void Destroyed(SlabId slab) override { users_.Destroyed(slab); }
+  using Executor::Do;
+  void Do(action::Reply& a) override;
+  void Do(action::WakeAt& a) override { wake_at_ = a.at; }
 
   void Carry(engine::Outcome outcome);
   void Drain();
 
   const engine::Options options_;
-  Storage& storage_;
   std::unique_ptr<engine::Engine> engine_;
   std::deque<Event> pending_;
-  std::multimap<MonotonicNanos, action::Persist> persists_;  // under way, by when they end
+  std::multimap<MonotonicNanos, Task::End> persists_;  // under way, by when they end
   MonotonicNanos now_ = kNanosPerSecond, wake_at_ = 0;
   testing::SlabUsers users_;
 
@@ -93,34 +82,8 @@ class LoneNode {
 
   void EndPersist();
 
-  void Do(action::Reply& a);
-  void Do(action::MakeSlab& a);
-  void Do(action::HurrySlab&) {}
-  void Do(action::DestroySlab& a);
-  void Do(action::ProbeSlab& a) { pending_.push_back(users_.Probe(a)); }
-  void Do(action::WriteManifest& a);
-  void Do(action::Verify& a);
-  void Do(action::Persist& a);
-  void Do(action::WriteLineRecord& a);
-  void Do(action::Store&) {}  // no writer here asks for it
-  void Do(action::Reinstate&) {}
-  void Do(action::DeleteFiles& a);
-  void Do(action::ScanJob& a);
-  void Do(action::ReadTables& a);
-  void Do(action::ReadLineNumbers& a);
-  void Do(action::Tell&) {}
-  void Do(action::BecomeLife&) {}
-  void Do(action::Fetch&) {}
-  void Do(action::FetchFrom&) {}
-  void Do(action::CancelFetch&) {}
-  void Do(action::RevokeGrant&) {}
-  void Do(action::Record& a) { Described(a); }
-  void Do(action::WakeAt& a) { wake_at_ = a.at; }
-  void Do(action::EndSession& a) { Ended(a.session); }
-  void Do(action::Discard&) {}
-  void Do(action::Drained&) {}
-  void Do(action::Log&) {}
-
+  void Begin(Task task) override;
+  event::SlabProbed Probe(const action::ProbeSlab& probe) override { return users_.Probe(probe); }
   RequestId last_request_ = 0, awaited_ = 0;
   int64_t last_call_ = 0;
   int32_t last_pid_ = 100;

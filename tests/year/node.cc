@@ -97,13 +97,15 @@ void Node::Keep(const std::vector<Fact>& facts) {
 }
 
 void Node::Destroyed(SlabId slab) {
+  LoneNode::Destroyed(slab);
   keeper_.erase(slab);
   records_.erase(records_.lower_bound({slab, 0}), records_.lower_bound({slab + 1, 0}));
 }
 
-void Node::Written(const action::WriteManifest& written, std::string encoded) {
-  records_[{written.extent.slab, written.extent.offset}] =
-      EncodePartRecord(std::move(encoded), written.table->extents);
+Status Node::WriteRecord(const action::WriteManifest& write, std::string manifest) {
+  records_[{write.extent.slab, write.extent.offset}] =
+      EncodePartRecord(std::move(manifest), write.table->extents);
+  return absl::OkStatus();
 }
 
 // --- the daemon's death
@@ -141,8 +143,8 @@ void Node::KillDaemon(bool persists_happen) {
   Count("deaths of the daemon");
   {
     const auto under_way = std::exchange(persists_, {});
-    for (const auto& [at, persist] : under_way) {
-      if (persists_happen) storage_.Write(persist, unix_ms()).status().IgnoreError();
+    for (const auto& [at, end] : under_way) {
+      if (persists_happen) end(absl::OkStatus());
     }
   }
   pending_.clear();

@@ -71,10 +71,11 @@ class Node : public world::LoneNode {
 
   engine::Outcome Enter(Event event) override;
   void Keep(const std::vector<Fact>& facts) override;
-  void Made(SlabId slab, uint64_t bytes) override { keeper_[slab] = bytes; }
+  void Made(SlabId slab, uint64_t bytes, const Status&) override { keeper_[slab] = bytes; }
   void Destroyed(SlabId slab) override;
-  void Written(const action::WriteManifest& written, std::string encoded) override;
-  void Ended(SessionId session) override { live_.erase(session); }
+  Status WriteRecord(const action::WriteManifest& write, std::string manifest) override;
+  using LoneNode::Do;
+  void Do(action::EndSession& a) override { live_.erase(a.session); }
 
   Journal journal_;
   std::map<SlabId, uint64_t> keeper_;
