@@ -59,7 +59,7 @@ DropReasons ReasonsIn(const Node& node, const std::vector<Fact>& facts, const Ev
 std::string WhyItMustStay(const Node& node, const CheckpointKey& key) {
   const std::optional<CheckpointKey> latest = node.LatestNow(key.job);
   if (!latest || !(*latest == key)) return "";
-  if (!node.world.storage.Has(key)) return "it is the newest, and nowhere else";
+  if (!node.world.storage.Published(key)) return "it is the newest, and nowhere else";
   for (const auto& [session, begun] : node.mirror.sessions) {
     if (begun.job == key.job && begun.writer >= 0) return "it is a live job's newest";
   }
@@ -205,8 +205,8 @@ void CheckPersisted(const Node& node) {
       return report.Fail(absl::StrCat("promise 1: ", key.DebugString(),
                                       " was acknowledged PERSISTED and is not in storage"));
     }
-    const StoredCheckpoint* stored = node.world.storage.Find(key);
-    if (stored != nullptr && CheckpointDigest(stored->Digests()) != digest) {
+    const StatusOr<StoredCheckpoint> stored = node.world.storage.Read(key);
+    if (stored.ok() && CheckpointDigest(stored->Digests()) != digest) {
       return report.Fail(
           absl::StrCat("promise 1: ", key.DebugString(), " stands in storage with other content"));
     }

@@ -11,34 +11,14 @@
 namespace cairn::engine::sim {
 namespace {
 
-constexpr const char* kGone = "storage: another one stands at the root";
+using world::Task;
+using Kind = world::Task::Kind;
 
-// Whether it reads or writes bytes of the slab, which is pinned until it ends.
-bool UsesBytes(const completion::Make&, SlabId) { return false; }
-bool UsesBytes(const completion::Destroy&, SlabId) { return false; }
-bool UsesBytes(const completion::Probe&, SlabId) { return false; }
-bool UsesBytes(const completion::Manifest& c, SlabId slab) { return c.write.extent.slab == slab; }
-bool UsesBytes(const completion::Verify& c, SlabId slab) { return c.verify.extent.slab == slab; }
-bool UsesBytes(const completion::Persist& c, SlabId slab) {
-  for (const auto& part : c.persist->parts) {
-    for (const ExtentRef& extent : part->extents) {
-      if (extent.slab == slab) return true;
-    }
-  }
-  return false;
-}
-bool UsesBytes(const completion::Delete&, SlabId) { return false; }
-bool UsesBytes(const completion::Record&, SlabId) { return false; }
-bool UsesBytes(const completion::Scan&, SlabId) { return false; }
-bool UsesBytes(const completion::TableRead&, SlabId) { return false; }
-bool UsesBytes(const completion::LineLook&, SlabId) { return false; }
-bool UsesBytes(const completion::SessionGone&, SlabId) { return false; }
+constexpr const char* kGone = "storage: another one stands at the root";
 
 }  // namespace
 
-void Executor::Post(MonotonicNanos due, Completion completion) {
-  under_way_.emplace(due, std::move(completion));
-}
+Executor::Executor(Node* node) : world::Executor(&node->world.storage), node_(*node) {}
 
 MonotonicNanos Executor::Due() const {
   return under_way_.empty() ? kNoTime : under_way_.begin()->first;
@@ -50,20 +30,25 @@ bool Executor::Hangs() const {
 
 bool Executor::Uses(SlabId slab) const {
   return std::any_of(under_way_.begin(), under_way_.end(), [&](const auto& one) {
-    return std::visit([&](const auto& c) { return UsesBytes(c, slab); }, one.second);
+    const std::vector<SlabId>& slabs = one.second.task.slabs;
+    return std::find(slabs.begin(), slabs.end(), slab) != slabs.end();
   });
 }
 
 void Executor::Release() {
   storage_free_at_ = std::max(storage_free_at_, node_.world.clock.now);
   while (Hangs()) {
-    const auto first = under_way_.lower_bound(kNoTime);
-    Completion completion = std::move(first->second);
-    under_way_.erase(first);
+    auto first = under_way_.extract(under_way_.lower_bound(kNoTime));
     storage_free_at_ += kMilli;
-    Post(storage_free_at_, std::move(completion));
+    first.key() = storage_free_at_;
+    under_way_.insert(std::move(first));
   }
 }
+
+int64_t Executor::unix_ms() const { return node_.UnixMs(); }
+int64_t Executor::storage_unix_ms() const { return node_.world.storage.UnixMs(); }
+
+// --- what begins
 
 bool Executor::Away() const { return storage.away && !node_.world.ending; }
 
@@ -74,297 +59,291 @@ Status Executor::TroubleWithWriting() const {
   return fails ? absl::UnavailableError("storage: away") : absl::OkStatus();
 }
 
-// --- what begins
-
-void Executor::Begin(action::MakeSlab& a) {
-  const bool fails = !node_.world.ending && node_.world.rng.Permille(40);
-  Post(node_.world.Soon(), completion::Make{a.slab, fails});
-}
-
-void Executor::Begin(action::DestroySlab& a) {
-  Post(node_.world.Soon(), completion::Destroy{a.slab});
-}
-
-void Executor::Begin(action::ProbeSlab& a) {
-  completion::Probe probe{a.slab, std::move(a.leases), std::nullopt};
-  if (node_.world.rng.Permille(400)) probe.early = Probe(probe.slab, probe.leases);
-  Post(node_.world.Within(3000), std::move(probe));
-}
-
-void Executor::Begin(action::WriteManifest& a) {
-  const bool fails = !node_.world.ending && node_.world.rng.Permille(10);
-  Post(node_.world.Within(20'000), completion::Manifest{std::move(a), fails});
-}
-
-void Executor::Begin(action::Verify& a) {
-  Post(node_.world.Soon(), completion::Verify{std::move(a)});
-}
-
-void Executor::Begin(action::Persist& a) {
+Status Executor::Trouble(const Task& task) const {
   World& world = node_.world;
-  completion::Persist persist{std::make_shared<action::Persist>(std::move(a)), false, {}};
-  persist.in_the_way = !world.ending && world.rng.Permille(20);
-  persist.trouble = TroubleWithWriting();
-  MonotonicNanos due = storage.slow && !world.ending ? world.WithinSeconds(60) : world.Soon();
-  if (Away()) due = kNoTime;
-  Post(due, std::move(persist));
+  if (world.ending) return absl::OkStatus();
+  switch (task.kind) {
+    case Kind::kMake:
+      if (world.rng.Permille(40)) return absl::ResourceExhaustedError("no memory for it");
+      return absl::OkStatus();
+    case Kind::kRecord:
+      if (world.rng.Permille(10)) return absl::DataLossError("the manifest's memory is gone");
+      return absl::OkStatus();
+    case Kind::kPersist: {
+      const bool in_the_way = world.rng.Permille(20);
+      const Status trouble = TroubleWithWriting();
+      if (!in_the_way || !trouble.ok()) return trouble;
+      return absl::AlreadyExistsError("stands there and is not Cairn's");
+    }
+    case Kind::kLineRecord:
+      return TroubleWithWriting();
+    case Kind::kDelete:
+      if (storage.fails || world.rng.Permille(30)) return absl::UnavailableError("storage: away");
+      return absl::OkStatus();
+    default:
+      if (task.OfStorage() && storage.fails) return absl::UnavailableError("storage: away");
+      return absl::OkStatus();
+  }
 }
 
-void Executor::Begin(action::DeleteFiles& a) {
+MonotonicNanos Executor::EndOf(const Task& task) {
   World& world = node_.world;
-  const bool fails = !world.ending && (storage.fails || world.rng.Permille(30));
-  storage_free_at_ = std::max(storage_free_at_, world.Soon());
-  Post(Away() ? kNoTime : storage_free_at_, completion::Delete{std::move(a), fails});
-}
-
-void Executor::Begin(action::WriteLineRecord& a) {
-  World& world = node_.world;
-  Status trouble = TroubleWithWriting();
-  storage_free_at_ = std::max(storage_free_at_, world.Soon());
-  Post(Away() ? kNoTime : storage_free_at_, completion::Record{std::move(a), std::move(trouble)});
-}
-
-void Executor::Begin(action::ScanJob& a) {
-  World& world = node_.world;
-  completion::Scan scan;
-  scan.job = a.job;
-  scan.storage_changes = node_.storage_changes;
-  scan.fails = !world.ending && storage.fails;
-  // It may have looked before what is persisted meanwhile, but not before an earlier deletion.
-  const bool early = world.rng.Permille(400);
-  const bool deletes = std::any_of(under_way_.begin(), under_way_.end(), [](const auto& other) {
-    return std::holds_alternative<completion::Delete>(other.second);
-  });
-  if (early && !deletes) scan.early = world.storage.Scan(scan.job);
-  PostRead(std::move(scan));
-}
-
-void Executor::Begin(action::ReadTables& a) {
-  PostRead(completion::TableRead{a.checkpoint, !node_.world.ending && storage.fails});
-}
-
-void Executor::Begin(action::ReadLineNumbers& a) {
-  PostRead(completion::LineLook{a.job, !node_.world.ending && storage.fails});
-}
-
-void Executor::PostRead(Completion read) {
-  World& world = node_.world;
-  if (Away()) {
+  if (task.kind == Kind::kProbe) return world.Within(3000);
+  if (task.kind == Kind::kRecord) return world.Within(20'000);
+  if (!task.OfStorage()) return world.Soon();
+  const bool slow = storage.slow && !world.ending;
+  if (task.kind == Kind::kPersist) {
+    const MonotonicNanos due = slow ? world.WithinSeconds(60) : world.Soon();
+    return Away() ? kNoTime : due;
+  }
+  const bool reads = task.kind != Kind::kLineRecord && task.kind != Kind::kDelete;
+  if (reads && Away()) {
     world.report.Count("scan never answers");
-    return Post(kNoTime, std::move(read));
+    return kNoTime;
   }
   storage_free_at_ = std::max(storage_free_at_, world.Soon());
-  if (storage.slow && !world.ending) {
+  if (reads && slow) {
     storage_free_at_ += static_cast<MonotonicNanos>(world.rng.Between(1, 20)) * kSecond;
   }
-  Post(storage_free_at_, std::move(read));
+  return Away() ? kNoTime : storage_free_at_;
+}
+
+void Executor::Begin(Task task) {
+  Status trouble = Trouble(task);
+  const MonotonicNanos due = EndOf(task);
+  under_way_.emplace(due, UnderWay{std::move(task), std::move(trouble), node_.storage_changes});
+}
+
+void Executor::Do(action::ProbeSlab& a) {
+  if (!node_.world.rng.Permille(400)) return world::Executor::Do(a);
+  // It looks at once, and tells later.
+  Begin({Kind::kProbe, [seen = Probe(a)](const Status&) -> Event { return seen; }});
+}
+
+void Executor::Do(action::ScanJob& a) {
+  // It may have looked before what is persisted meanwhile, but not before an earlier deletion.
+  const bool early = node_.world.rng.Permille(400);
+  const bool deletes = std::any_of(under_way_.begin(), under_way_.end(), [](const auto& other) {
+    return other.second.task.kind == Kind::kDelete;
+  });
+  if (!early || deletes) return world::Executor::Do(a);
+  Begin({Kind::kScan,
+         [job = a.job, owner = OwnerOf(a.job), seen = Scan(a.job)](const Status& trouble) -> Event {
+           return event::JobScanned{job, trouble.ok() ? seen : trouble, owner, owner};
+         }});
 }
 
 void Executor::NoticeEndOf(SessionId session) {
-  Post(node_.world.Soon(), completion::SessionGone{session});
+  Begin({Kind::kSessionEnd, [this, session](const Status&) -> Event {
+           node_.keeper_sessions.erase(session);
+           return event::SessionEnded{session};
+         }});
 }
+
+void Executor::Do(action::Reply& a) {
+  World& world = node_.world;
+  if (world.options.lie == Lie::kAnswerLostInside && world.rng.Permille(100)) return;
+  world.clients.OnReply(&node_, std::move(a));
+}
+
+void Executor::Do(action::MakeSlab& a) {
+  node_.memory.slabs[a.slab].bytes = a.bytes;
+  node_.memory.making.insert(a.slab);
+  if (const uint64_t total = node_.memory.TotalBytes(); total > node_.allowed_bytes) {
+    node_.world.report.Fail(absl::StrCat("promise 8: slabs take ", total, " bytes, the budget is ",
+                                         node_.allowed_bytes));
+  }
+  world::Executor::Do(a);
+}
+
+void Executor::Do(action::DestroySlab& a) {
+  Report& report = node_.world.report;
+  CheckNothingUses(node_, a.slab, "destroyed");
+  const auto slab = node_.memory.slabs.find(a.slab);
+  if (slab == node_.memory.slabs.end()) {
+    report.Fail(absl::StrCat("slab ", a.slab, " is destroyed twice"));
+  } else if (slab->second.Seen()) {
+    report.Fail(absl::StrCat("promise 8: slab ", a.slab,
+                             " is destroyed while somebody sees it: its memory stays "
+                             "and is no longer counted"));
+  }
+  world::Executor::Do(a);
+}
+
+void Executor::Do(action::DeleteFiles& a) {
+  if (!a.tombstone) {
+    CheckDeletionByPolicy(node_, a.checkpoint);
+    node_.deleting.insert(a.checkpoint);
+  }
+  node_.world.storage.BeginDelete(a.checkpoint);
+  world::Executor::Do(a);
+}
+
+void Executor::Do(action::WakeAt& a) { node_.wake_at = a.at; }
+
+void Executor::Do(action::EndSession& a) {
+  const auto at = node_.keeper_sessions.find(a.session);
+  if (at == node_.keeper_sessions.end()) return;
+  Clients& clients = node_.world.clients;
+  Process& process = clients.processes[at->second];
+  node_.keeper_sessions.erase(at);
+  if (process.session == a.session) clients.SessionOver(&process);
+}
+
+void Executor::Do(action::Drained&) { node_.drained = true; }
 
 // --- what ends
 
 void Executor::EndNext() {
-  Completion completion = std::move(under_way_.begin()->second);
-  under_way_.erase(under_way_.begin());
-  std::visit([this](auto& c) { End(c); }, completion);
+  UnderWay ended = std::move(under_way_.extract(under_way_.begin()).mapped());
+  const Task& task = ended.task;
+  // A persist may have been written before storage went.
+  const bool before = task.kind == Kind::kPersist && storage.gone && node_.world.rng.Permille(250);
+  if (task.OfStorage() && storage.gone && !before) ended.trouble = absl::UnavailableError(kGone);
+  Event event = task.end(ended.trouble);
+  Note(task, event);
+  const auto* scanned = std::get_if<event::JobScanned>(&event);
+  // The answer to a question from before storage changed is not believed.
+  if (scanned != nullptr && ended.storage_changes == node_.storage_changes) NoteScanned(*scanned);
+  node_.Apply(std::move(event));
 }
 
-void Executor::End(completion::Make& c) {
-  node_.memory.making.erase(c.slab);
-  if (c.fails) {
-    node_.world.report.Count("slab not made");
-    node_.memory.slabs.erase(c.slab);
+void Executor::Note(const Task& task, const Event& any) {
+  const auto note = [&](const char* ended, const Status& status, const char* failed) {
+    const char* what = status.ok() ? ended : failed;
+    if (what != nullptr) node_.world.report.Count(what);
+  };
+  if (const auto* made = std::get_if<event::SlabMade>(&any)) {
+    note(nullptr, made->status, "slab not made");
+  } else if (const auto* record = std::get_if<event::ManifestWritten>(&any)) {
+    note(nullptr, record->status, "manifest not written");
+  } else if (const auto* verified = std::get_if<event::Verified>(&any)) {
+    note("verified", verified->status, "verification failed");
+  } else if (const auto* persisted = std::get_if<event::Persisted>(&any)) {
+    const bool for_good = absl::IsAlreadyExists(persisted->status);
+    note("persisted", persisted->status, for_good ? "persist refused for good" : "persist failed");
+  } else if (const auto* line = std::get_if<event::LineRecordWritten>(&any)) {
+    note("line record written", line->stands.status(), nullptr);
+  } else if (const auto* scanned = std::get_if<event::JobScanned>(&any)) {
+    note(nullptr, scanned->stored.status(), "scan failed");
+  } else if (const auto* tables = std::get_if<event::TablesRead>(&any)) {
+    note("tables read", tables->stored.status(), nullptr);
+  } else if (const auto* numbers = std::get_if<event::LineNumbersRead>(&any)) {
+    note("line records listed", numbers->numbers.status(), nullptr);
+  } else if (const auto* deleted = std::get_if<event::FilesDeleted>(&any)) {
+    const bool refused = absl::IsFailedPrecondition(deleted->status);
+    note("files deleted", deleted->status, refused ? "deletion refused by storage" : nullptr);
+    if (!task.tombstone) node_.deleting.erase(deleted->checkpoint);
   }
-  node_.Apply(event::SlabMade{
-      c.slab, c.fails ? absl::ResourceExhaustedError("no memory for it") : absl::OkStatus()});
 }
 
-void Executor::End(completion::Destroy& c) {
-  node_.memory.slabs.erase(c.slab);
-  node_.Apply(event::SlabDestroyed{c.slab});
+void Executor::NoteScanned(const event::JobScanned& scanned) {
+  if (!scanned.stored.ok()) return;
+  node_.world.report.Count("scanned");
+  const auto most =
+      static_cast<int64_t>(scanned.stored->checkpoints.size() + node_.mirror.manifests.size());
+  node_.merges_until = std::max(node_.merges_until, node_.applies) + 4 * most + 8;
+  for (const StoredCheckpoint& stored : scanned.stored->checkpoints) {
+    // A fact tells of those that memory has whole, if they are the same.
+    const bool whole =
+        static_cast<int32_t>(node_.mirror.CommittedWriters(stored.key)) == stored.world_size;
+    if (whole || node_.mirror.Removed(stored.key)) continue;
+    node_.known_stored.insert(stored.key);
+    node_.unconfirmed.erase(stored.key);
+  }
 }
 
-event::SlabProbed Executor::Probe(SlabId slab, const std::vector<LeaseId>& leases) const {
+void Executor::Made(SlabId slab, uint64_t, const Status& status) {
+  node_.memory.making.erase(slab);
+  if (!status.ok()) node_.memory.slabs.erase(slab);
+}
+
+void Executor::Destroyed(SlabId slab) { node_.memory.slabs.erase(slab); }
+
+event::SlabProbed Executor::Probe(const action::ProbeSlab& probe) {
+  const Lie lie = node_.world.options.lie;
   event::SlabProbed probed;
-  probed.slab = slab;
-  probed.free = node_.memory.Unseen(slab);
-  for (LeaseId lease : leases) {
-    if (!node_.memory.Locked(slab, lease)) probed.ended.push_back(lease);
+  probed.slab = probe.slab;
+  probed.free = node_.memory.Unseen(probe.slab);
+  for (LeaseId lease : probe.leases) {
+    if (!node_.memory.Locked(probe.slab, lease)) probed.ended.push_back(lease);
+  }
+  if (lie == Lie::kSlabReportedFree || lie == Lie::kLockReportedGone) probed.ended = probe.leases;
+  if (lie == Lie::kSlabReportedFree) probed.free = true;
+  if (lie == Lie::kLockReportedGone) {
+    const auto slab = node_.memory.slabs.find(probe.slab);
+    probed.free = slab != node_.memory.slabs.end() && slab->second.maps.empty() &&
+                  slab->second.by_path.empty();
   }
   return probed;
 }
 
-void Executor::End(completion::Probe& c) {
-  event::SlabProbed probed = c.early ? std::move(*c.early) : Probe(c.slab, c.leases);
-  if (node_.world.options.lie == Lie::kSlabReportedFree) {
-    probed.free = true;
-    probed.ended = c.leases;
-  }
-  if (node_.world.options.lie == Lie::kLockReportedGone) {
-    const auto slab = node_.memory.slabs.find(c.slab);
-    probed.ended = c.leases;
-    probed.free = slab != node_.memory.slabs.end() && slab->second.maps.empty() &&
-                  slab->second.by_path.empty();
-  }
-  node_.Apply(std::move(probed));
-}
-
-void Executor::End(completion::Manifest& c) {
-  const action::WriteManifest& write = c.write;
-  const std::string encoded = EncodeManifest(*write.table);
-  const std::string record = EncodePartRecord(encoded, write.table->extents);
+Status Executor::WriteRecord(const action::WriteManifest& write, std::string manifest) {
+  Report& report = node_.world.report;
+  const std::string record = EncodePartRecord(std::move(manifest), write.table->extents);
   if (record.size() > write.extent.length) {
-    node_.world.report.Fail(absl::StrCat(write.part.DebugString(), "'s record does not fit"));
+    report.Fail(absl::StrCat(write.part.DebugString(), "'s record does not fit"));
   }
-  Status status;
-  if (c.fails) {
-    status = absl::DataLossError("the manifest's memory is gone");
-    node_.world.report.Count("manifest not written");
-  } else if (const auto slab = node_.memory.slabs.find(write.extent.slab);
-             slab != node_.memory.slabs.end()) {
+  const auto slab = node_.memory.slabs.find(write.extent.slab);
+  if (slab != node_.memory.slabs.end()) {
     slab->second.Write(write.extent.offset, {{write.extent.length, 0}, kNoTime, record});
   } else {
-    node_.world.report.Fail(absl::StrCat("pin: the manifest of ", write.part.DebugString(),
-                                         " is written into slab ", write.extent.slab,
-                                         ", which is gone"));
+    report.Fail(absl::StrCat("pin: the manifest of ", write.part.DebugString(),
+                             " is written into slab ", write.extent.slab, ", which is gone"));
   }
-  node_.Apply(event::ManifestWritten{write.part, write.extent, status, ManifestDigest(encoded)});
+  return absl::OkStatus();
 }
 
-void Executor::End(completion::Verify& c) {
-  const action::Verify& verify = c.verify;
+Status Executor::Verify(const action::Verify& verify) {
   Report& report = node_.world.report;
   const auto what = [&] { return absl::StrCat(verify.part.DebugString(), " ", verify.entry.name); };
-  Status status;
-  if (verify.entry.length > 0) {
-    const Region* region = node_.memory.At(verify.extent);
-    if (region == nullptr) {
-      report.Fail(absl::StrCat("pin: the bytes of ", what(), " are gone while they are verified"));
-    } else if (region->flipped != kNoTime ||
-               CrcsOf({verify.entry.length, region->bytes.content}) != verify.entry.block_crcs) {
-      if (region->flipped == kNoTime) {
-        report.Fail(absl::StrCat("promise 6: other bytes were written over ", what()));
-      }
-      status = absl::DataLossError("block 0 is not what was sealed");
-      report.Count("verification failed");
-    }
-  }
   if (node_.world.promises.Find(verify.part) == nullptr) {
     report.Fail(absl::StrCat("verifies ", verify.part.DebugString(), ", which nobody saved"));
   }
-  report.Count("verified");
-  node_.Apply(event::Verified{verify.verification, status, node_.UnixMs()});
+  if (verify.entry.length == 0) return absl::OkStatus();
+  const Region* region = node_.memory.At(verify.extent);
+  if (region == nullptr) {
+    report.Fail(absl::StrCat("pin: the bytes of ", what(), " are gone while they are verified"));
+    return absl::OkStatus();
+  }
+  const bool flipped = region->flipped != kNoTime;
+  if (!flipped &&
+      CrcsOf({verify.entry.length, region->bytes.content}) == verify.entry.block_crcs) {
+    return absl::OkStatus();
+  }
+  if (!flipped) {
+    report.Fail(absl::StrCat("promise 6: other bytes were written over ", what()));
+  }
+  return absl::DataLossError("block 0 is not what was sealed");
 }
 
-void Executor::End(completion::Persist& c) {
-  // It may have been written before storage went.
-  if (storage.gone && !node_.world.rng.Permille(250)) c.trouble = absl::UnavailableError(kGone);
-  Status status = c.trouble;
-  if (!status.ok()) {
-    node_.world.report.Count("persist failed");
-  } else if (c.in_the_way) {
-    status = absl::AlreadyExistsError("stands there and is not Cairn's");
-    node_.world.report.Count("persist refused for good");
-  } else {
-    status = Publish(*c.persist);
-    if (status.ok()) node_.world.report.Count("persisted");
-  }
-  node_.Apply(event::Persisted{c.persist->checkpoint, status});
-}
+// --- storage
 
-void Executor::End(completion::Delete& c) {
-  Status status;
-  if (c.fails || storage.gone) {
-    status = absl::UnavailableError(storage.gone ? kGone : "storage: away");
-  } else if (status = node_.world.storage.CheckNotNeeded(c.deletion); !status.ok()) {
-    node_.world.report.Count("deletion refused by storage");
-  } else {
-    CheckOtherNodesOrigin(node_, c.deletion);
-    node_.world.storage.Delete(c.deletion);
-    node_.check_persisted = true;
-    node_.world.report.Count("files deleted");
-  }
-  if (!c.deletion.tombstone) node_.deleting.erase(c.deletion.checkpoint);
-  node_.Apply(event::FilesDeleted{c.deletion.checkpoint, status});
-}
-
-void Executor::End(completion::Record& c) {
-  if (storage.gone) c.trouble = absl::UnavailableError(kGone);
-  StatusOr<LineRecord> stands = absl::UnknownError("not written");
-  if (!c.trouble.ok()) {
-    stands = c.trouble;
-  } else {
-    stands = node_.world.storage.WriteLineRecord(c.write.record);
-    node_.world.report.Count("line record written");
-  }
-  node_.Apply(event::LineRecordWritten{c.write.record, std::move(stands)});
-}
-
-void Executor::End(completion::TableRead& c) {
-  event::TablesRead read{c.checkpoint, absl::NotFoundError("it is not in storage")};
-  const StoredCheckpoint* stored = node_.world.storage.Find(c.checkpoint);
-  if (c.fails || storage.gone) {
-    read.stored = absl::UnavailableError(kGone);
-  } else if (stored != nullptr) {
-    read.stored = *stored;
-  }
-  node_.world.report.Count("tables read");
-  node_.Apply(std::move(read));
-}
-
-void Executor::End(completion::LineLook& c) {
-  event::LineNumbersRead read{c.job, absl::UnavailableError("storage: away")};
-  if (!c.fails && !storage.gone) {
-    const StatusOr<StoredJob> stored = node_.world.storage.Scan(c.job);
-    if (stored.ok()) read.numbers = NumbersOf(stored->records);
-    if (!stored.ok()) read.numbers = stored.status();
-    node_.world.report.Count("line records listed");
-  }
-  node_.Apply(std::move(read));
-}
-
-void Executor::End(completion::Scan& c) {
-  event::JobScanned scanned{c.job, c.early ? *c.early : node_.world.storage.Scan(c.job), 0, 0};
-  if (c.fails || storage.gone) {
-    scanned.stored = absl::UnavailableError(storage.gone ? kGone : "storage: away");
-    node_.world.report.Count("scan failed");
-  }
-  for (const Job& job : node_.world.clients.jobs) {
-    if (job.name == c.job) scanned.owner_uid = scanned.owner_gid = job.uid;
-  }
-  // The answer to a question from before storage changed is not believed.
-  if (scanned.stored.ok() && c.storage_changes == node_.storage_changes) {
-    node_.world.report.Count("scanned");
-    const auto most =
-        static_cast<int64_t>(scanned.stored->checkpoints.size() + node_.mirror.manifests.size());
-    node_.merges_until = std::max(node_.merges_until, node_.applies) + 4 * most + 8;
-    for (const StoredCheckpoint& stored : scanned.stored->checkpoints) {
-      // A fact tells of those that memory has whole, if they are the same.
-      const bool whole =
-          static_cast<int32_t>(node_.mirror.CommittedWriters(stored.key)) == stored.world_size;
-      if (whole || node_.mirror.Removed(stored.key)) continue;
-      node_.known_stored.insert(stored.key);
-      node_.unconfirmed.erase(stored.key);
+StatusOr<bool> Executor::Write(const action::Persist& persist) {
+  World& world = node_.world;
+  for (const auto& part : persist.parts) CAIRN_RETURN_IF_ERROR(ReadPart(*part));
+  if (persist.origin.has_value()) {
+    const StatusOr<LineRecord> stands = storage_.Write(*persist.origin, storage_unix_ms());
+    if (stands.ok() && !(*stands == *persist.origin)) {
+      world.report.Fail(absl::StrCat("promise 3: attempt ", stands->number, " was said to come from ",
+                                     OriginText(stands->lineage), " and from ",
+                                     OriginText(persist.origin->lineage)));
     }
   }
-  node_.Apply(std::move(scanned));
+  StatusOr<bool> published = world::Executor::Write(persist);
+  if (!published.ok()) return published;
+  if (!*published) {
+    world.report.Fail(absl::StrCat("promise 3: ", persist.checkpoint.DebugString(),
+                                   " is persisted without all its writers"));
+  }
+  world.storage.NotePublished(persist.checkpoint);
+  return published;
 }
-
-void Executor::End(completion::SessionGone& c) {
-  node_.keeper_sessions.erase(c.session);
-  node_.Apply(event::SessionEnded{c.session});
-}
-
-// --- writing to storage
 
 // Reads one part from memory, as a persist does, and compares it with what was promised.
-Status Executor::ReadPart(const PartTable& part, StoredCheckpoint* checkpoint) {
+Status Executor::ReadPart(const PartTable& part) {
   Report& report = node_.world.report;
   const PartKey key = part.head.Part();
-  checkpoint->world_size = part.head.world_size;
   const PartPromise* promise = node_.world.promises.Find(key);
   const std::string digest = ManifestDigest(EncodeManifest(part));
   if (promise == nullptr || digest != promise->digest) {
@@ -392,66 +371,54 @@ Status Executor::ReadPart(const PartTable& part, StoredCheckpoint* checkpoint) {
     report.Fail(
         absl::StrCat("promise 1: ", key.DebugString(), " is persisted without all its objects"));
   }
-  checkpoint->parts.push_back({part.Whole(), digest});
   return absl::OkStatus();
 }
 
-Status Executor::Publish(const action::Persist& persist) {
-  StoredCheckpoint checkpoint;
-  checkpoint.key = persist.checkpoint;
-  checkpoint.location =
-      Location(absl::StrCat("/s/", persist.checkpoint.job, "/", persist.checkpoint.step));
-  checkpoint.published = true;
-  for (const auto& part : persist.parts) {
-    if (Status status = ReadPart(*part, &checkpoint); !status.ok()) return status;
+Status Executor::Delete(const action::DeleteFiles& deletion) {
+  Status deleted = world::Executor::Delete(deletion);
+  if (!deleted.ok()) return deleted;
+  CheckOtherNodesOrigin(node_, deletion);
+  node_.check_persisted = true;
+  return deleted;
+}
+
+uint32_t Executor::OwnerOf(const std::string& name) const {
+  for (const Job& job : node_.world.clients.jobs) {
+    if (job.name == name) return job.uid;
   }
-  if (!checkpoint.Complete()) {
-    node_.world.report.Fail(absl::StrCat("promise 3: ", persist.checkpoint.DebugString(),
-                                         " is persisted without all its writers"));
-  }
-  if (persist.origin.has_value()) {
-    const LineRecord stands = node_.world.storage.WriteLineRecord(*persist.origin);
-    if (!(stands == *persist.origin)) {
-      node_.world.report.Fail(absl::StrCat("promise 3: attempt ", stands.number,
-                                           " was said to come from ", OriginText(stands.lineage),
-                                           " and from ", OriginText(persist.origin->lineage)));
-    }
-  }
-  return node_.world.storage.Publish(std::move(checkpoint));
+  return 0;
 }
 
 // --- the daemon's death
 
 void Executor::Crash() {
-  std::multimap<MonotonicNanos, Completion> was;
+  std::multimap<MonotonicNanos, UnderWay> was;
   was.swap(under_way_);
-  for (auto& [due, completion] : was) {
+  for (auto& [due, cut] : was) {
     const bool happened = node_.world.rng.Permille(500) && due != kNoTime;
-    std::visit([&](auto& c) { Cut(c, happened); }, completion);
+    const Task& task = cut.task;
+    switch (task.kind) {
+      case Kind::kSessionEnd:
+        task.end(absl::OkStatus());
+        break;
+      case Kind::kMake:
+        task.end(happened ? absl::OkStatus() : absl::CancelledError("the daemon died"));
+        break;
+      case Kind::kPersist:
+        if (happened && !absl::IsAlreadyExists(cut.trouble)) task.end(absl::OkStatus());
+        break;
+      case Kind::kDestroy:
+      case Kind::kLineRecord:
+      case Kind::kDelete:
+        if (happened) task.end(absl::OkStatus());
+        break;
+      default:  // it changes nothing
+        break;
+    }
   }
   storage_free_at_ = 0;
   // In a pair of faults it lasts as long as it was drawn to.
   if (!node_.world.options.pair) storage.away = false;
 }
-
-void Executor::Cut(completion::Make& c, bool happened) {
-  node_.memory.making.erase(c.slab);
-  if (!happened) node_.memory.slabs.erase(c.slab);
-}
-void Executor::Cut(completion::Destroy& c, bool happened) {
-  if (happened) node_.memory.slabs.erase(c.slab);
-}
-void Executor::Cut(completion::Persist& c, bool happened) {
-  if (happened && !c.in_the_way) Publish(*c.persist).IgnoreError();
-}
-void Executor::Cut(completion::Delete& c, bool happened) {
-  if (!happened) return;
-  node_.world.storage.Delete(c.deletion);
-  node_.check_persisted = true;
-}
-void Executor::Cut(completion::Record& c, bool happened) {
-  if (happened) node_.world.storage.WriteLineRecord(c.write.record);
-}
-void Executor::Cut(completion::SessionGone& c, bool) { node_.keeper_sessions.erase(c.session); }
 
 }  // namespace cairn::engine::sim

@@ -1,97 +1,23 @@
-// What a node's engine asked for and has not ended: slabs being made, probes, writes to storage.
-// The node's way to storage has faults of its own here.
+// What a node's engine asked for: each thing ends when it was drawn to, and as it was drawn to, or is cut off by the
+// daemon's death. The node's way to storage has faults of its own here.
 #pragma once
 
 #include <map>
-#include <memory>
-#include <optional>
 #include <string>
-#include <variant>
-#include <vector>
 
 #include "common/clock.h"
 #include "server/engine/actions.h"
 #include "server/engine/events.h"
+#include "tests/world/executor.h"
 
 namespace cairn::engine::sim {
 
 class Node;
 
-// What ends later, with what is needed to end it.
-namespace completion {
-struct Make {
-  SlabId slab = 0;
-  bool fails = false;
-};
-struct Destroy {
-  SlabId slab = 0;
-};
-struct Probe {
-  SlabId slab = 0;
-  std::vector<LeaseId> leases;
-  std::optional<event::SlabProbed> early;  // what it saw, if it looked when it was asked
-};
-struct Manifest {
-  action::WriteManifest write;
-  bool fails = false;
-};
-struct Verify {
-  action::Verify verify;
-};
-struct Persist {
-  std::shared_ptr<action::Persist> persist;
-  bool in_the_way = false;  // something of the user's stands in its place
-  Status trouble;           // why it fails
-};
-struct Delete {
-  action::DeleteFiles deletion;
-  bool fails = false;
-};
-struct Record {
-  action::WriteLineRecord write;
-  Status trouble;
-};
-struct Scan {
-  std::string job;
-  int64_t storage_changes = 0;               // of the node, when it was asked for
-  std::optional<StatusOr<StoredJob>> early;  // likewise
-  bool fails = false;
-};
-struct TableRead {
-  CheckpointKey checkpoint;
-  bool fails = false;
-};
-struct LineLook {
-  std::string job;
-  bool fails = false;
-};
-struct SessionGone {  // the keeper has seen that the connection is closed, or the process dead
-  SessionId session = 0;
-};
-}  // namespace completion
-
-using Completion =
-    std::variant<completion::Make, completion::Destroy, completion::Probe, completion::Manifest,
-                 completion::Verify, completion::Persist, completion::Delete, completion::Record,
-                 completion::Scan, completion::TableRead, completion::LineLook,
-                 completion::SessionGone>;
-
-class Executor {
+class Executor : public world::Executor {
  public:
-  explicit Executor(Node* node) : node_(*node) {}
+  explicit Executor(Node* node);
 
-  // Each takes what it needs out of the action and draws when, and how, it will end.
-  void Begin(action::MakeSlab& a);
-  void Begin(action::DestroySlab& a);
-  void Begin(action::ProbeSlab& a);
-  void Begin(action::WriteManifest& a);
-  void Begin(action::Verify& a);
-  void Begin(action::Persist& a);
-  void Begin(action::DeleteFiles& a);
-  void Begin(action::WriteLineRecord& a);
-  void Begin(action::ScanJob& a);
-  void Begin(action::ReadTables& a);
-  void Begin(action::ReadLineNumbers& a);
   // The keeper will see that the session is over.
   void NoticeEndOf(SessionId session);
 
@@ -118,44 +44,48 @@ class Executor {
   StorageFaults storage;
 
  private:
-  void Post(MonotonicNanos due, Completion completion);
-  void PostRead(Completion read);  // in the order in which they were asked for
+  struct UnderWay {
+    world::Task task;
+    Status trouble;               // why it fails
+    int64_t storage_changes = 0;  // of the node, when it began
+  };
+
+  // Draws when, and how, it will end.
+  void Begin(world::Task task) override;
+  Status Trouble(const world::Task& task) const;
+  Status TroubleWithWriting() const;
+  MonotonicNanos EndOf(const world::Task& task);
   bool Away() const;
-  Status TroubleWithWriting() const;  // drawn
-  event::SlabProbed Probe(SlabId slab, const std::vector<LeaseId>& leases) const;
-  Status Publish(const action::Persist& persist);
-  Status ReadPart(const PartTable& part, StoredCheckpoint* checkpoint);
+  // What has ended is counted, and what the node knows by it.
+  void Note(const world::Task& task, const Event& event);
+  void NoteScanned(const event::JobScanned& scanned);
 
-  // The completion happens, or fails, and its event is applied.
-  void End(completion::Make& c);
-  void End(completion::Destroy& c);
-  void End(completion::Probe& c);
-  void End(completion::Manifest& c);
-  void End(completion::Verify& c);
-  void End(completion::Persist& c);
-  void End(completion::Delete& c);
-  void End(completion::Record& c);
-  void End(completion::Scan& c);
-  void End(completion::TableRead& c);
-  void End(completion::LineLook& c);
-  void End(completion::SessionGone& c);
+  int64_t unix_ms() const override;
+  int64_t storage_unix_ms() const override;
+  void Made(SlabId slab, uint64_t bytes, const Status& status) override;
+  void Destroyed(SlabId slab) override;
+  event::SlabProbed Probe(const action::ProbeSlab& probe) override;
+  Status WriteRecord(const action::WriteManifest& write, std::string manifest) override;
+  Status Verify(const action::Verify& verify) override;
+  StatusOr<bool> Write(const action::Persist& persist) override;
+  Status Delete(const action::DeleteFiles& deletion) override;
+  uint32_t OwnerOf(const std::string& job) const override;
 
-  // The daemon died before the completion's event could be applied.
-  void Cut(completion::Make& c, bool happened);
-  void Cut(completion::Destroy& c, bool happened);
-  void Cut(completion::Probe&, bool) {}
-  void Cut(completion::Manifest&, bool) {}
-  void Cut(completion::Verify&, bool) {}
-  void Cut(completion::Persist& c, bool happened);
-  void Cut(completion::Delete& c, bool happened);
-  void Cut(completion::Record& c, bool happened);
-  void Cut(completion::Scan&, bool) {}
-  void Cut(completion::TableRead&, bool) {}
-  void Cut(completion::LineLook&, bool) {}
-  void Cut(completion::SessionGone& c, bool);
+  using world::Executor::Do;
+  void Do(action::Reply& a) override;
+  void Do(action::MakeSlab& a) override;
+  void Do(action::DestroySlab& a) override;
+  void Do(action::ProbeSlab& a) override;
+  void Do(action::DeleteFiles& a) override;
+  void Do(action::ScanJob& a) override;
+  void Do(action::WakeAt& a) override;
+  void Do(action::EndSession& a) override;
+  void Do(action::Drained& a) override;
+
+  Status ReadPart(const PartTable& part);
 
   Node& node_;
-  std::multimap<MonotonicNanos, Completion> under_way_;
+  std::multimap<MonotonicNanos, UnderWay> under_way_;
   MonotonicNanos storage_free_at_ = 0;  // scans and deletions are done one after the other
 };
 

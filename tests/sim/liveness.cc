@@ -63,7 +63,7 @@ void StopEverything(World* world) {
   for (const auto& node : world->nodes) {
     node->dies_next = false;
     node->executor.storage = {};
-    if (!node->storage_here) node->SeeStorage(world->storage.root());
+    if (!node->storage_here) node->SeeStorage(world->storage.root);
   }
   for (Process& process : world->clients.processes) world->clients.Kill(&process, false);
   for (const auto& node : world->nodes) {

@@ -14,7 +14,7 @@ Node::Node(World* its_world, int its_id, const Options& engine_options, uint64_t
       id(its_id),
       options(engine_options),
       executor(this),
-      root(its_world->storage.root()),
+      root(its_world->storage.root),
       true_budget(budget) {}
 
 // What a new daemon finds, as the node would read it.
@@ -176,6 +176,13 @@ void Node::Apply(Event event) {
     const Event next = std::move(waiting.front());
     waiting.erase(waiting.begin());
     Apply(next);
+  }
+}
+
+void Node::CarryOut(std::vector<Action>* actions, size_t many) {
+  for (size_t i = 0; i < many && world.ok(); ++i) {
+    world.report.Note([&] { return absl::StrCat("    ", Describe((*actions)[i])); });
+    executor.CarryOut(&(*actions)[i]);
   }
 }
 

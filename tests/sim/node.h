@@ -162,37 +162,6 @@ class Node {
   std::string ForgottenByAStart(const std::vector<Fact>& snapshot) const;
   std::string AnswersAfter(const std::vector<Fact>& facts) const;
 
-  // --- actions (actions.cc): one per kind, so that a new one does not compile until it is decided
-  // what the model does with it.
-  void Do(action::Reply& a);
-  void Do(action::MakeSlab& a);
-  void Do(action::HurrySlab&) {}  // a slab is made no sooner for it
-  void Do(action::DestroySlab& a);
-  void Do(action::ProbeSlab& a) { executor.Begin(a); }
-  void Do(action::WriteManifest& a) { executor.Begin(a); }
-  void Do(action::Discard&) {}
-  void Do(action::Verify& a) { executor.Begin(a); }
-  void Do(action::Persist& a) { executor.Begin(a); }
-  void Do(action::WriteLineRecord& a) { executor.Begin(a); }
-  void Do(action::Store&) {}      // no writer here asks for it
-  void Do(action::Reinstate&) {}  // all that is published can be read alike
-  void Do(action::DeleteFiles& a);
-  void Do(action::ReadTables& a) { executor.Begin(a); }
-  void Do(action::ScanJob& a) { executor.Begin(a); }
-  void Do(action::ReadLineNumbers& a) { executor.Begin(a); }
-  // The node is in no ring (tests/ring simulates one).
-  void Do(action::Tell&) {}
-  void Do(action::BecomeLife&) {}
-  void Do(action::Fetch&) {}
-  void Do(action::FetchFrom&) {}
-  void Do(action::CancelFetch&) {}
-  void Do(action::RevokeGrant&) {}
-  void Do(action::Record&) {}  // there is no catalog here
-  void Do(action::WakeAt& a) { wake_at = a.at; }
-  void Do(action::EndSession& a);
-  void Do(action::Drained&) { drained = true; }
-  void Do(action::Log&) {}  // it stands in the trace
-
   bool applying_ = false;
 };
 

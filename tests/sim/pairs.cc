@@ -46,7 +46,7 @@ void StorageIsReplaced(World* world) {
 void StorageReturns(World* world) {
   FaultsOf(world).gone = false;
   if (world->rng.Permille(500)) world->storage.Remount();
-  TheNode(world).SeeStorage(world->storage.root());
+  TheNode(world).SeeStorage(world->storage.root);
 }
 
 // --- the daemon
@@ -153,13 +153,14 @@ class OtherNode {
 
   // It publishes at once, or writes where it comes from and publishes later.
   void Save(bool later) {
-    const StatusOr<StoredJob> stored = world_.storage.Scan(job_.name);
+    const StatusOr<StoredJob> stored = world_.storage.Scan(job_.name, world_.storage.UnixMs());
     const History history = stored.ok() ? HistoryOf(*stored) : History();
     const std::vector<LineStep> line = ComputeLine(history, attempt_);
     Step first = line.empty() ? 0 : line.back().step + 1;
     if (world_.rng.Permille(300)) first = static_cast<Step>(world_.rng.Below(first + 1));
     const Lineage lineage = LineageBelow(history, attempt_, first);
-    world_.storage.WriteLineRecord({job_.name, attempt_, LineRecordKind::kOrigin, lineage});
+    const LineRecord origin{job_.name, attempt_, LineRecordKind::kOrigin, lineage};
+    world_.storage.Write(origin, world_.storage.UnixMs()).IgnoreError();
     const Step last = first + static_cast<Step>(world_.rng.Between(0, 2));
     const OtherLife life{job_.name, attempt_, first, last, lineage};
     if (later) {
@@ -178,15 +179,13 @@ class OtherNode {
 
  private:
   void Publish(Step step, Step first, const Lineage& lineage) {
-    StoredCheckpoint checkpoint;
-    checkpoint.key = {job_.name, step, attempt_, 0};
-    checkpoint.location = Location(absl::StrCat("/s/", job_.name, "/", step));
-    checkpoint.published = true;
-    checkpoint.world_size = static_cast<int32_t>(world_.rng.Between(1, 2));
+    const CheckpointKey key = {job_.name, step, attempt_, 0};
+    const auto world_size = static_cast<int32_t>(world_.rng.Between(1, 2));
     std::vector<PartPromise> parts;
-    for (Writer writer = 0; writer < checkpoint.world_size; ++writer) {
+    std::vector<StoredPart> stored;
+    for (Writer writer = 0; writer < world_size; ++writer) {
       PartPromise part;
-      part.world_size = checkpoint.world_size;
+      part.world_size = world_size;
       part.committed = part.acknowledged = true;
       const ObjectBytes bytes{kPageBytes, world_.next_content++};
       const std::string name = absl::StrCat("w", writer, "/o0");
@@ -197,7 +196,7 @@ class OtherNode {
       manifest.step = step;
       manifest.attempt = attempt_;
       manifest.writer = writer;
-      manifest.world_size = checkpoint.world_size;
+      manifest.world_size = world_size;
       manifest.created_unix_ms = world_.storage.UnixMs();
       manifest.first = first;
       manifest.lineage = lineage;
@@ -208,11 +207,11 @@ class OtherNode {
       entry.block_crcs = CrcsOf(bytes);
       manifest.objects.push_back(std::move(entry));
       part.digest = ManifestDigest(EncodeManifest(manifest));
-      checkpoint.parts.push_back({std::move(manifest), part.digest});
+      stored.push_back({std::move(manifest), part.digest});
       parts.push_back(std::move(part));
     }
-    const CheckpointKey key = checkpoint.key;
-    if (!world_.storage.Publish(std::move(checkpoint)).ok()) return;  // it was removed
+    if (!world_.storage.Write(key, world_size, std::move(stored)).ok()) return;  // it was removed
+    world_.storage.NotePublished(key);
     world_.report.Note([&] { return absl::StrCat("another node publishes ", key.DebugString()); });
     for (size_t writer = 0; writer < parts.size(); ++writer) {
       world_.promises.parts[{key, static_cast<Writer>(writer)}] = std::move(parts[writer]);
@@ -238,7 +237,7 @@ std::set<Attempt> NumbersOf(const World& world) {
   for (const auto& [number, decided] : world.nodes[0]->HistoryOf(job.name).decisions) {
     numbers.insert(number);
   }
-  if (const StatusOr<StoredJob> stored = world.storage.Scan(job.name); stored.ok()) {
+  if (const StatusOr<StoredJob> stored = world.storage.Scan(job.name, world.storage.UnixMs()); stored.ok()) {
     for (const StoredCheckpoint& checkpoint : stored->checkpoints) {
       numbers.insert(checkpoint.key.attempt);
     }

@@ -128,7 +128,8 @@ void CheckOtherNodesOrigin(const Node& node, const action::DeleteFiles& deletion
   const CheckpointKey& key = deletion.checkpoint;
   const std::optional<OtherLife>& life = node.world.other_life;
   if (deletion.tombstone || !life.has_value() || life->job != key.job) return;
-  const bool newest = node.world.storage.NumbersOf(key.job).published == life->attempt;
+  const StatusOr<LineNumbers> numbers = node.world.storage.Numbers(key.job);
+  const bool newest = numbers.ok() && numbers->published == life->attempt;
   if (!newest || life->lineage.step() != key.step || life->lineage.attempt() != key.attempt) return;
   node.world.report.Fail(absl::StrCat("retention: the files of ", key.DebugString(),
                                       " are deleted, and attempt ", life->attempt,

@@ -75,7 +75,7 @@ std::string Node::WrongCheckpoint(const CheckpointKey& key) const {
   if (!world.promises.EverComplete(key)) {
     return absl::StrCat(key.DebugString(), " was never complete");
   }
-  if (world.storage.Has(key)) return "";
+  if (world.storage.Published(key)) return "";
   if (!MemoryHas(key)) {
     return absl::StrCat(key.DebugString(), " is neither in memory nor in storage");
   }

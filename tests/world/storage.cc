@@ -1,6 +1,7 @@
 #include "tests/world/storage.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/layout.h"
 
 namespace cairn::world {
 
@@ -15,10 +16,8 @@ LineRecord Storage::Keep(Job* job, const LineRecord& record, int64_t unix_ms) {
   return at->second;
 }
 
-StatusOr<bool> Storage::Write(const action::Persist& persist, int64_t unix_ms) {
+Status Storage::CheckTakes(const Job& job, const CheckpointKey& key) const {
   CAIRN_RETURN_IF_ERROR(Here());
-  const CheckpointKey& key = persist.checkpoint;
-  Job& job = jobs_[key.job];
   if (job.removed.Forbids(key.step, key.attempt)) {
     return absl::FailedPreconditionError("the step was removed");
   }
@@ -27,12 +26,32 @@ StatusOr<bool> Storage::Write(const action::Persist& persist, int64_t unix_ms) {
     if (other.revision <= key.revision) continue;
     return absl::FailedPreconditionError("a newer revision of it stands in storage");
   }
+  return absl::OkStatus();
+}
+
+StatusOr<bool> Storage::Write(const action::Persist& persist, int64_t unix_ms) {
+  Job& job = jobs_[persist.checkpoint.job];
+  CAIRN_RETURN_IF_ERROR(CheckTakes(job, persist.checkpoint));
   if (persist.origin.has_value()) Keep(&job, *persist.origin, unix_ms);
+  int32_t world_size = 0;
+  std::vector<StoredPart> parts;
+  for (const auto& part : persist.parts) {
+    world_size = part->head.world_size;
+    parts.push_back({part->Whole(), ManifestDigest(EncodeManifest(*part))});
+  }
+  return Write(persist.checkpoint, world_size, std::move(parts));
+}
+
+StatusOr<bool> Storage::Write(const CheckpointKey& key, int32_t world_size,
+                              std::vector<StoredPart> parts) {
+  Job& job = jobs_[key.job];
+  CAIRN_RETURN_IF_ERROR(CheckTakes(job, key));
   if (forgets) return true;
   Stored& stored = job.checkpoints[key];
-  for (const auto& part : persist.parts) {
-    stored.world_size = part->head.world_size;
-    stored.parts[part->head.writer] = {part->Whole(), ManifestDigest(EncodeManifest(*part))};
+  stored.world_size = world_size;
+  for (StoredPart& part : parts) {
+    const Writer writer = part.manifest.writer;
+    stored.parts[writer] = std::move(part);
   }
   if (!stored.published && static_cast<int32_t>(stored.parts.size()) == stored.world_size) {
     Publish(&job, key, &stored);
@@ -54,11 +73,27 @@ StatusOr<LineRecord> Storage::Write(const LineRecord& record, int64_t unix_ms) {
   return Keep(&jobs_[record.job], record, unix_ms);
 }
 
+Status Storage::CheckNotNeeded(const Job& job, const action::DeleteFiles& deletion) {
+  LineNumbers numbers;
+  for (const auto& [id, record] : job.records) numbers.Take(id.first, id.second);
+  if (numbers.published > deletion.newest_known) {
+    return absl::FailedPreconditionError("a life that the node does not know of has published");
+  }
+  std::vector<LineRecord> decisions;
+  for (const auto& [id, record] : job.records) {
+    const bool counts = id.second != LineRecordKind::kOrigin && id.first > numbers.published;
+    if (counts) decisions.push_back(record);
+  }
+  if (DecisionThatNeeds(decisions, deletion.checkpoint) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError("a decision needs it");
+}
+
 Status Storage::Delete(const action::DeleteFiles& deletion) {
   CAIRN_RETURN_IF_ERROR(Here());
   const CheckpointKey& key = deletion.checkpoint;
   Job& job = jobs_[key.job];
   if (!deletion.tombstone) {
+    CAIRN_RETURN_IF_ERROR(CheckNotNeeded(job, deletion));
     job.checkpoints.erase(key);
     return absl::OkStatus();
   }
@@ -96,6 +131,7 @@ StatusOr<StoredJob> Storage::Scan(const std::string& name, int64_t unix_ms) cons
   stored.line = NumbersOf(stored.records);
   stored.removed = job->second.removed;
   stored.written_unix_ms = job->second.recorded_at;
+  for (auto& [attempt, recorded_ms] : stored.written_unix_ms) recorded_ms -= look_older_ms;
   stored.now_unix_ms = unix_ms;
   return stored;
 }
@@ -132,6 +168,18 @@ bool Storage::Published(const CheckpointKey& key) const {
   if (job == jobs_.end()) return false;
   const auto at = job->second.checkpoints.find(key);
   return at != job->second.checkpoints.end() && at->second.published;
+}
+
+bool Storage::Removed(const CheckpointKey& key) const {
+  const auto job = jobs_.find(key.job);
+  return job != jobs_.end() && job->second.removed.Forbids(key.step, key.attempt);
+}
+
+std::optional<int64_t> Storage::OriginRecordedMs(const std::string& name, Attempt attempt) const {
+  const auto job = jobs_.find(name);
+  if (job == jobs_.end()) return std::nullopt;
+  const auto at = job->second.recorded_at.find(attempt);
+  return at == job->second.recorded_at.end() ? std::nullopt : std::optional(at->second);
 }
 
 Storage::Files Storage::files() const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,9 +22,12 @@ namespace action = engine::action;
 
 class Storage {
  public:
-  // Writes these parts; true: with them the checkpoint has all its parts, and is published.
+  // Writes these parts; true: with them the checkpoint has all its parts, and is published. FAILED_PRECONDITION
+  // when the step was removed, or a newer revision of the attempt stands there.
   StatusOr<bool> Write(const action::Persist& persist, int64_t unix_ms);
+  StatusOr<bool> Write(const CheckpointKey& key, int32_t world_size, std::vector<StoredPart> parts);
   StatusOr<LineRecord> Write(const LineRecord& record, int64_t unix_ms);
+  // FAILED_PRECONDITION where the real one says so: a decision or a life that the node does not know needs it.
   Status Delete(const action::DeleteFiles& deletion);
   StatusOr<StoredJob> Scan(const std::string& job, int64_t unix_ms) const;
   StatusOr<StoredCheckpoint> Read(const CheckpointKey& key) const;
@@ -34,6 +38,10 @@ class Storage {
   // What really lies there, whether it is away or not.
   bool HasPart(const PartKey& part, const std::string& digest) const;
   bool Published(const CheckpointKey& key) const;
+  // A tombstone forbids it.
+  bool Removed(const CheckpointKey& key) const;
+  // When the attempt's origin was recorded; nullopt: it was not.
+  std::optional<int64_t> OriginRecordedMs(const std::string& job, Attempt attempt) const;
   // In the directories of all jobs.
   struct Files {
     int64_t checkpoints = 0, records = 0, tombstones = 0;
@@ -41,7 +49,8 @@ class Storage {
   Files files() const;
 
   bool away = false, slow = false;
-  bool forgets = false;  // a lie: it says that a part was written and keeps nothing
+  bool forgets = false;      // a lie: it says that a part was written and keeps nothing
+  int64_t look_older_ms = 0;  // a lie: origins were recorded so much earlier
   RootIdentity root{"storage", "mount 1"};
 
  private:
@@ -58,6 +67,8 @@ class Storage {
   };
 
   Status Here() const;
+  Status CheckTakes(const Job& job, const CheckpointKey& key) const;
+  static Status CheckNotNeeded(const Job& job, const action::DeleteFiles& deletion);
   static LineRecord Keep(Job* job, const LineRecord& record, int64_t unix_ms);
   static StoredCheckpoint Show(const CheckpointKey& key, const Stored& stored, bool whole);
   void Publish(Job* job, const CheckpointKey& key, Stored* stored);
