@@ -1,9 +1,10 @@
 # Headers that nearly every source includes, compiled once for the whole tree. None of ours is among them,
-# because a change would then rebuild everything. Every source still includes what it uses: the option can be
+# because a change would then rebuild everything; a target may name those of ours that all its sources include, and
+# has a precompiled header of its own then. Every source still includes what it uses: the option can be
 # off, and it is off where flags differ from target to target (clang's fuzzing build).
 option(CAIRN_PRECOMPILED "Precompile the headers that every source needs" OFF)
 if(CAIRN_PRECOMPILED)
-  set(_headers <algorithm> <atomic> <functional> <map> <memory> <mutex> <optional> <string> <thread>
+  set(CAIRN_OUTSIDE_HEADERS <algorithm> <atomic> <functional> <map> <memory> <mutex> <optional> <string> <thread>
                <utility> <variant> <vector>
                <absl/container/flat_hash_map.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
                <absl/time/time.h> <absl/types/span.h>)
@@ -11,21 +12,32 @@ if(CAIRN_PRECOMPILED)
 
   add_library(cairn_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled.cc)
   target_link_libraries(cairn_precompiled PRIVATE cairn_warnings)
-  target_precompile_headers(cairn_precompiled PRIVATE ${_headers})
+  target_precompile_headers(cairn_precompiled PRIVATE ${CAIRN_OUTSIDE_HEADERS})
 
   # Once more for tests: CMake compiles programs with -fPIE, libraries with -fPIC.
   add_library(cairn_test_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled.cc)
   set_target_properties(cairn_test_precompiled PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(cairn_test_precompiled PRIVATE -fPIE)
   target_link_libraries(cairn_test_precompiled PRIVATE cairn_warnings GTest::gtest GTest::gmock)
-  target_precompile_headers(cairn_test_precompiled PRIVATE ${_headers} <gmock/gmock.h> <gtest/gtest.h>)
+  target_precompile_headers(cairn_test_precompiled PRIVATE ${CAIRN_OUTSIDE_HEADERS} <gmock/gmock.h> <gtest/gtest.h>)
 
   # Without this, ccache cannot tell whether a precompiled header is still the same.
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 
+# cairn_precompiled(target from [header of ours ...])
 function(cairn_precompiled target from)
-  if(CAIRN_PRECOMPILED)
-    target_precompile_headers(${target} REUSE_FROM ${from})
+  if(NOT CAIRN_PRECOMPILED)
+    return()
   endif()
+  if(NOT ARGN)
+    target_precompile_headers(${target} REUSE_FROM ${from})
+    return()
+  endif()
+  set(headers ${CAIRN_OUTSIDE_HEADERS})
+  if(from STREQUAL cairn_test_precompiled)
+    list(APPEND headers <gmock/gmock.h> <gtest/gtest.h>)
+  endif()
+  list(TRANSFORM ARGN PREPEND ${CMAKE_SOURCE_DIR}/)
+  target_precompile_headers(${target} PRIVATE ${headers} ${ARGN})
 endfunction()

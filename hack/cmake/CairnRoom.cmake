@@ -6,23 +6,24 @@ include(CairnPrecompiled)
 # still has batches for several processors.
 set(CAIRN_UNITY 0 CACHE STRING "Compile the sources of each room in batches of so many (0: alone)")
 
-# cairn_room(NAME name SOURCES a.cc ... [DEPS cairn_x ...] [LIBS outside::lib ...])
+# cairn_room(NAME name SOURCES a.cc ... [DEPS cairn_x ...] [LIBS outside::lib ...] [PRECOMPILES room/x.h ...])
 #
 # A room is one static library. DEPS are the rooms below it (docs/architecture.md, "The house"). Every target
 # has the root of the repository on its include path, so it is hack/check_includes.py that refuses an #include
 # against the arrows; DEPS decide what is linked.
 function(cairn_room)
-  cmake_parse_arguments(ROOM "" "NAME" "SOURCES;DEPS;LIBS" ${ARGN})
+  cmake_parse_arguments(ROOM "" "NAME" "SOURCES;DEPS;LIBS;PRECOMPILES" ${ARGN})
   add_library(${ROOM_NAME} STATIC ${ROOM_SOURCES})
   if(CAIRN_UNITY)
     set_target_properties(${ROOM_NAME} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${CAIRN_UNITY})
   endif()
-  cairn_precompiled(${ROOM_NAME} cairn_precompiled)
+  cairn_precompiled(${ROOM_NAME} cairn_precompiled ${ROOM_PRECOMPILES})
   target_include_directories(${ROOM_NAME} PUBLIC ${CMAKE_SOURCE_DIR})
   target_link_libraries(${ROOM_NAME} PUBLIC ${ROOM_DEPS} ${ROOM_LIBS} PRIVATE cairn_warnings)
 endfunction()
 
-# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS gpu guest root full threads] [TIMEOUT s])
+# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS gpu guest root full threads] [TIMEOUT s]
+#            [PRECOMPILES tests/x.h ...])
 #
 # One test binary; ctest runs it whole. Labels say where else it runs, or does not:
 #   root, full   not in the ordinary tier: needs uid 0; needs minutes or gigabytes
@@ -30,7 +31,7 @@ endfunction()
 #   guest        nowhere but in a machine with RDMA devices (hack/guest)
 #   threads      also under ThreadSanitizer, which learns nothing from a program with a single thread
 function(cairn_test)
-  cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS;PRECOMPILES" ${ARGN})
   foreach(label IN LISTS T_LABELS)
     if(NOT label MATCHES "^(gpu|guest|root|full|threads)$")
       message(FATAL_ERROR "${T_NAME}: no label ${label}; there are gpu, guest, root, full and threads")
@@ -41,7 +42,7 @@ function(cairn_test)
     get_filename_component(source ${source} ABSOLUTE)
     set_property(GLOBAL APPEND PROPERTY CAIRN_TEST_SOURCES ${source})  # read in tests/CMakeLists.txt
   endforeach()
-  cairn_precompiled(${T_NAME} cairn_test_precompiled)
+  cairn_precompiled(${T_NAME} cairn_test_precompiled ${T_PRECOMPILES})
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR})
   if(CAIRN_SANITIZER MATCHES "undefined")
     # A quarter of what gcc needs for gtest's macros. The rooms' own sources keep these checks, and a null

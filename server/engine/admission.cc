@@ -50,6 +50,8 @@ Admission::Admission(const Options& options, Outbox* out, Callers* callers, Jobs
 
 // --- the verdict
 
+Admission::~Admission() = default;
+
 uint64_t Admission::Estimate(const Job& job, const event::Create& event,
                              const std::vector<Need>& needs, int32_t local_writers) const {
   const uint64_t declared = SlabBytesFor(needs) + event.to_come.bytes;

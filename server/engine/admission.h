@@ -42,6 +42,7 @@ class Admission : public Waitlist, public StepWatcher {
   Admission(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Ledger* ledger,
             const Sessions* sessions, Leases* leases, Attempts* attempts, Parts* parts,
             Standing* standing, Eviction* eviction, JournalRoom* journal);
+  ~Admission() override;
   void set_granter(Granter* granter) { granter_ = granter; }
   // How many persists and verifications are under way, whose memory comes back by itself.
   void set_under_io(std::function<size_t()> under_io) { under_io_ = std::move(under_io); }

@@ -7,6 +7,8 @@
 
 namespace cairn::engine {
 
+Callers::~Callers() = default;
+
 bool Callers::Park(Waitlist* list, const Caller& caller, const std::string& job,
                    MonotonicNanos deadline, Event event) {
   if (Status full = CheckRoom(caller); !full.ok()) {

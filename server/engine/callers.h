@@ -50,6 +50,7 @@ class Waitlist {
 class Callers {
  public:
   Callers(Outbox* out, const Options& options) : out_(*out), options_(options) {}
+  ~Callers();
 
   // False after answering that too many wait. The list adds the request to its own books
   // afterwards.

@@ -6,6 +6,8 @@
 
 namespace cairn::engine {
 
+Changes::~Changes() = default;
+
 void Changes::Touch(Checkpoint* checkpoint) {
   if (listed_checkpoints_.insert(checkpoint).second) checkpoints_.push_back(checkpoint);
 }

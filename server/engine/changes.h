@@ -16,6 +16,7 @@ struct Part;
 // Each thing stands in its list at most once.
 class Changes {
  public:
+  ~Changes();
   void Touch(Checkpoint* checkpoint);
   void Touch(Job* job);
   void Touch(Part* part);  // and its checkpoint

@@ -100,6 +100,8 @@ Cluster::Cluster(const Below& below)
   });
 }
 
+Cluster::~Cluster() = default;
+
 void Cluster::Start(const Restored& restored, const std::optional<MemberId>& self) {
   fetches_.Restore(restored);
   if (Alone()) return;

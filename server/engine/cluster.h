@@ -50,6 +50,7 @@ class Cluster {
     std::function<void(Job*)> look;                               // at the job's storage
   };
   explicit Cluster(const Below& below);
+  ~Cluster();
 
   bool Alone() const { return members_.Alone(); }
   const Members& members() const { return members_; }

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/cluster.h"
 #include "server/engine/connecting.h"
@@ -21,6 +20,7 @@
 #include "server/engine/opening.h"
 #include "server/engine/restored.h"
 #include "server/engine/saving.h"
+#include "server/engine/slab_check.h"
 #include "server/engine/snapshot.h"
 #include "server/engine/standing_maps.h"
 #include "server/engine/status.h"
@@ -747,63 +747,11 @@ std::vector<Fact> Engine::Impl::SnapshotPiece(SnapshotCursor* cursor, size_t mos
 
 // --- invariants
 
-namespace {
-
-// Every extent of every slab: within it, and apart from all others.
-class Extents {
- public:
-  explicit Extents(const Ledger& ledger) : ledger_(ledger) {
-    slabs_.reserve(ledger.slabs().size());
-  }
-
-  std::string Place(const ExtentRef& extent, Parts::Words what) {
-    const SlabRecord* slab = ledger_.Find(extent.slab);
-    if (slab == nullptr) {
-      return absl::StrCat(what(), " lies in slab ", extent.slab, ", which is not there");
-    }
-    if (extent.offset + extent.length > slab->bytes) {
-      return absl::StrCat(what(), " reaches beyond its slab");
-    }
-    InSlab& in_slab = slabs_[extent.slab];
-    ++in_slab.count;
-    if (extent.length == 0) return "";
-    auto& placed = in_slab.placed;
-    const auto at =
-        std::lower_bound(placed.begin(), placed.end(), std::pair(extent.offset, uint64_t{0}));
-    if (at != placed.end() && at->first == extent.offset) {
-      return absl::StrCat(what(), " overlaps another");
-    }
-    if (at != placed.begin() && std::prev(at)->first + std::prev(at)->second > extent.offset) {
-      return absl::StrCat(what(), " overlaps the one before it");
-    }
-    if (at != placed.end() && extent.offset + extent.length > at->first) {
-      return absl::StrCat(what(), " overlaps the one after it");
-    }
-    placed.insert(at, {extent.offset, extent.length});
-    return "";
-  }
-
-  size_t CountIn(SlabId slab) const {
-    const auto at = slabs_.find(slab);
-    return at == slabs_.end() ? 0 : at->second.count;
-  }
-
- private:
-  struct InSlab {
-    size_t count = 0;                                   // with those of no bytes
-    std::vector<std::pair<uint64_t, uint64_t>> placed;  // offsets, ascending, and lengths
-  };
-  const Ledger& ledger_;
-  absl::flat_hash_map<SlabId, InSlab> slabs_;
-};
-
-}  // namespace
-
 std::string Engine::Impl::CheckInvariants() const {
-  std::map<SlabId, uint32_t> pins;
-  Extents extents(ledger_);
+  SlabCheck slabs(ledger_);
+  std::map<SlabId, uint32_t>& pins = slabs.pins;
   const Parts::Placer place = [&](const ExtentRef& extent, Parts::Words what) {
-    return extents.Place(extent, what);
+    return slabs.Place(extent, what);
   };
   const auto writes = [this](const PartKey& key) {
     const Part* part = parts_.Find(key);
@@ -846,20 +794,8 @@ std::string Engine::Impl::CheckInvariants() const {
     return callers_.CheckInvariants(
         [this](SessionId session) { return sessions_.Find(session) != nullptr; });
   });
-  if (!problem.empty()) return problem;
-  // Every extent and pin that a slab counts is somebody's.
-  for (const auto& [id, slab] : ledger_.slabs()) {
-    if (slab.extents != extents.CountIn(id)) {
-      return absl::StrCat("slab ", id, ": extents are miscounted");
-    }
-    const auto at = pins.find(id);
-    const uint32_t under_way = at == pins.end() ? 0 : at->second;
-    if (slab.pins != under_way) {
-      return absl::StrCat("slab ", id, ": ", slab.pins, " pins, ", under_way,
-                          " actions under way that use it");
-    }
-  }
-  return "";
+  check([&] { return slabs.CheckCounts(); });
+  return problem;
 }
 
 }  // namespace cairn::engine

@@ -5,6 +5,8 @@
 
 namespace cairn::engine {
 
+Jobs::~Jobs() = default;
+
 Job* Jobs::Find(const std::string& name) const {
   const auto at = jobs_.find(name);
   return at == jobs_.end() ? nullptr : at->second.get();

@@ -27,6 +27,7 @@ class Jobs {
  public:
   Jobs(const Options& options, Outbox* out, Changes* changes)
       : options_(options), out_(*out), changes_(*changes) {}
+  ~Jobs();
 
   Job* Find(const std::string& name) const;
   Job* FindOrMake(const std::string& name);

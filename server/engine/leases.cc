@@ -16,6 +16,8 @@ bool IsReaders(LeaseMode mode) { return mode != LeaseMode::kWrite && mode != Lea
 
 }  // namespace
 
+Leases::~Leases() = default;
+
 void Leases::CountReader(const Lease& lease) {
   readers_.Add(lease.uid);
   journal_.ChargeLasting(lease.uid, JournalRoom::CostOfLease(lease.part, lease.name));

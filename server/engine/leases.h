@@ -48,6 +48,7 @@ class Leases {
   Leases(const Options& options, Outbox* out, Sessions* sessions, Ledger* ledger,
          JournalRoom* journal)
       : options_(options), out_(*out), sessions_(*sessions), ledger_(*ledger), journal_(*journal) {}
+  ~Leases();
 
   const Lease* Find(LeaseId lease) const;
 

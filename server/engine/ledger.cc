@@ -36,6 +36,8 @@ uint64_t LargestFit(uint64_t need) {
   return std::max(need + slack, SlabBytesFor(need));
 }
 
+Ledger::~Ledger() = default;
+
 SlabRecord* Ledger::Find(SlabId slab) {
   const auto at = slabs_.find(slab);
   return at == slabs_.end() ? nullptr : &at->second;

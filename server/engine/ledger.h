@@ -110,6 +110,7 @@ class SlabWatcher {
 class Ledger {
  public:
   Ledger(const Options& options, Outbox* out) : options_(options), out_(*out) {}
+  ~Ledger();
   void set_watcher(SlabWatcher* watcher) { watcher_ = watcher; }
 
   SlabRecord* Find(SlabId slab);

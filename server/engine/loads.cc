@@ -38,6 +38,8 @@ Loads::Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, 
       [this](const Fetches::Order& order, const Status& status) { Ended(order, status); });
 }
 
+Loads::~Loads() = default;
+
 Fetches::Order Loads::OrderOf(const CheckpointKey& key, const peer::Place& place,
                               PartRole role) const {
   const Job* job = jobs_.Find(key.job);

@@ -24,6 +24,7 @@ class Loads : public Waitlist {
   using AskPlaces = std::function<void(const CheckpointKey&, const std::string& name)>;
   Loads(Outbox* out, Callers* callers, const Members* members, Jobs* jobs, Parts* parts,
         Fetches* fetches, std::function<void(const Event&)> again);
+  ~Loads() override;
   void set_ask(AskPlaces ask) { ask_ = std::move(ask); }
 
   // Parks the event until the part with that object is here; false: other members do not have it, or it

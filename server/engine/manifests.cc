@@ -37,6 +37,8 @@ Manifests::Manifests(const Options& options, Outbox* out, Callers* callers, Sess
 
 // --- committing
 
+Manifests::~Manifests() = default;
+
 bool Manifests::Await(Part* part, const event::Commit& event) {
   // A write that is under way ends by itself; memory for it may not come.
   const bool bounded = part->manifest->committing && !part->manifest->writing;

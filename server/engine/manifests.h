@@ -24,6 +24,7 @@ class Manifests : public Waitlist, public StepWatcher {
  public:
   Manifests(const Options& options, Outbox* out, Callers* callers, Sessions* sessions,
             Ledger* ledger, Parts* parts, Eviction* eviction);
+  ~Manifests() override;
 
   // Parks the caller until the part's commit is answered. False after answering why not.
   bool Await(Part* part, const event::Commit& event);

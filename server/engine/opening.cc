@@ -26,6 +26,8 @@ Opening::Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leas
 
 // --- open
 
+Opening::~Opening() = default;
+
 void Opening::On(const event::Open& event) {
   const RequestId request = event.caller.request;
   Job* job = scanning_.Readable(&sessions_, event.caller, event.ref.job, event.deadline, event,

@@ -22,6 +22,7 @@ class Opening : public Waitlist {
   Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leases, Ledger* ledger,
           Parts* parts, Persistence* persistence, Standing* standing, Describing* describing,
           Scanning* scanning, Tables* tables);
+  ~Opening() override;
 
   void On(const event::Open& event);
   void On(const event::Verified& event);

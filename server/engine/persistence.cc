@@ -40,6 +40,8 @@ Persistence::Persistence(const Options& options, const Mode& mode, Outbox* out, 
 
 // --- what there is to write
 
+Persistence::~Persistence() = default;
+
 bool Persistence::Writes(const Part& part) const {
   if (IsOwn(part, options_.ring)) return true;
   return part.source->role == PartRole::kReplica && acts_for_ && acts_for_(part);

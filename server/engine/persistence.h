@@ -42,6 +42,7 @@ class Persistence : public StepWatcher {
  public:
   Persistence(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Ledger* ledger,
               Parts* parts, Standing* standing);
+  ~Persistence() override;
   // Whether this node writes a part of a silent member, which it holds a replica of.
   void set_acts_for(std::function<bool(const Part&)> call) { acts_for_ = std::move(call); }
 

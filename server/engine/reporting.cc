@@ -42,6 +42,8 @@ Reporting::Reporting(Outbox* out, const Members* members, Jobs* jobs, Parts* par
       offers_(*offers),
       copies_(*copies) {}
 
+Reporting::~Reporting() = default;
+
 // What a home has to know of: a part that can be read from this node's memory, and will stay there.
 bool Reporting::Counts(const Part* part) const {
   return part != nullptr && Fetches::Holds(*part) && !copies_.MakesWay(part->key);

@@ -32,6 +32,7 @@ class Reporting : public RingWatcher {
 
   Reporting(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, Standing* standing,
             const Offers* offers, const Copies* copies);
+  ~Reporting() override;
   // Numbers of reports go on rising when the daemon is started again: each of its lives begins above the last.
   // No number is given twice, also not to a job that was forgotten meanwhile.
   void Start() { last_number_ = out_.NextId() << 32; }

@@ -27,6 +27,8 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
 
 // --- by policy
 
+Retention::~Retention() = default;
+
 void Retention::ApplyKeepPolicy(Job* job) {
   if (job->owner->policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;
   if (!options_.ring.Alone() && !(is_home_ && is_home_(*job))) return;

@@ -23,6 +23,7 @@ class Retention : public Waitlist {
   Retention(const Options& options, Outbox* out, Callers* callers, Jobs* jobs, Sessions* sessions,
             Parts* parts, Persistence* persistence, Eviction* eviction, Standing* standing,
             Describing* describing, JournalRoom* journal);
+  ~Retention() override;
   void set_scanning(Scanning* scanning) { scanning_ = scanning; }
   // Whether this node is the job's home: in a ring that one alone deletes files by policy. Two that take
   // themselves for it decide from the same storage, and can only keep more.

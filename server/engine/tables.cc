@@ -12,6 +12,8 @@ constexpr size_t kKept = 4;  // checkpoints
 
 }  // namespace
 
+Tables::~Tables() = default;
+
 bool Tables::Await(const Caller& caller, Checkpoint* checkpoint, MonotonicNanos deadline,
                    const Event& event) {
   if (checkpoint->content->without_table == 0) return false;

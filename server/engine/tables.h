@@ -19,6 +19,7 @@ class Tables : public Waitlist {
   // `again` handles a parked event once more.
   Tables(Outbox* out, Callers* callers, Parts* parts, std::function<void(const Event&)> again)
       : out_(*out), callers_(*callers), parts_(*parts), again_(std::move(again)) {}
+  ~Tables() override;
 
   // Parks the event until all tables of the checkpoint are there; false: they are.
   bool Await(const Caller& caller, Checkpoint* checkpoint, MonotonicNanos deadline,

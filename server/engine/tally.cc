@@ -9,6 +9,8 @@
 
 namespace cairn::engine {
 
+Tally::~Tally() = default;
+
 void Tally::Add(Rank rank, Writer writer, const PartReport& part) {
   ++worlds_[part.world_size];
   Parts& parts = parts_[writer];

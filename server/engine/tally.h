@@ -23,6 +23,7 @@ void AdjustCount(Map* counts, const Key& key, int by) {
 
 class Tally {
  public:
+  ~Tally();
   // Of each part it points at the reports: they stay where they are, and as they are, while they are counted.
   void Add(Rank rank, Writer writer, const PartReport& part);
   void Remove(Rank rank, Writer writer, const PartReport& part);

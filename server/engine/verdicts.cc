@@ -24,6 +24,8 @@ Verdicts::Verdicts(const Options& options, Outbox* out, Callers* callers, const 
 
 // --- what the home says
 
+Verdicts::~Verdicts() = default;
+
 void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
   Job* job = jobs_.Find(verdict.job);
   const bool something = !verdict.checkpoints.empty() || !verdict.attempts.empty();

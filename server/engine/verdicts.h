@@ -32,6 +32,7 @@ class Verdicts : public Waitlist, public RingWatcher {
   Verdicts(const Options& options, Outbox* out, Callers* callers, const Members* members,
            Jobs* jobs, Attempts* attempts, Parts* parts, Standing* standing,
            std::function<void(const Event&)> again);
+  ~Verdicts() override;
   // The checkpoint is complete now, with parts elsewhere, or stands in storage. The job has another verdict.
   void set_completed(std::function<void(Checkpoint*)> completed) {
     completed_ = std::move(completed);

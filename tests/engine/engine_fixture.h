@@ -132,7 +132,10 @@ class EngineTest : public testing::Test {
       journal.push_back(std::move(f));
     }
     AddPiece();
-    ASSERT_EQ(engine->CheckInvariants(), "");
+    // They take as long as all that the engine knows, so tests with thousands of events look at some.
+    if (++carried <= 200 || carried % 16 == 0) {
+      ASSERT_EQ(engine->CheckInvariants(), "");
+    }
     for (Action& action : outcome.actions) {
       std::visit([this](auto& a) { Do(a); }, action);
     }
@@ -585,6 +588,7 @@ class EngineTest : public testing::Test {
   std::optional<MemberId> self;  // which life of its rank the node is, at first
   std::unique_ptr<Engine> engine;
   MonotonicNanos now = kNanosPerSecond, wake_at = 0;
+  int carried = 0;  // outcomes
   std::vector<Fact> journal;
   SnapshotCursor snapshot_cursor;  // of a snapshot in pieces, begun with the daemon
   std::vector<Fact> pieces;        // and what was said between them

@@ -225,7 +225,8 @@ void Executor::Note(const Task& task, const Event& any) {
   } else if (const auto* line = std::get_if<event::LineRecordWritten>(&any)) {
     note("line record written", line->stands.status(), nullptr);
   } else if (const auto* scanned = std::get_if<event::JobScanned>(&any)) {
-    note(nullptr, scanned->stored.status(), "scan failed");
+    const bool nothing = absl::IsNotFound(scanned->stored.status());
+    note(nullptr, scanned->stored.status(), nothing ? nullptr : "scan failed");
   } else if (const auto* tables = std::get_if<event::TablesRead>(&any)) {
     note("tables read", tables->stored.status(), nullptr);
   } else if (const auto* numbers = std::get_if<event::LineNumbersRead>(&any)) {
