@@ -34,3 +34,12 @@ def until(what: str, condition: Callable[[], T], limit_s: float = 20) -> T:
             return value
         assert time.monotonic() < deadline, f"not within {patient(limit_s):.0f} s: {what}"
         time.sleep(0.01)
+
+
+def stays(what: str, condition: Callable[[], bool], for_s: float) -> None:
+    """It holds whenever it is asked for during that time, which is the product's own and not multiplied: a period
+    after which something might change it."""
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        assert condition(), f"no longer so: {what}"
+        time.sleep(0.01)

@@ -16,6 +16,7 @@ from cairn_raw import (
     TTransportException,
     refuses,
 )
+from patience import stays
 from ring import MIB, Member, Ring, attempt_number, content, names, ring, until
 
 pytestmark = pytest.mark.full
@@ -33,11 +34,12 @@ def fenced(r: Ring, writer, rank: int, step: int) -> bool:
     return False
 
 
+def keeps_last(member: Member, job: str, keeps: int) -> bool:
+    return member.json(f"policy {job}")["keep_last"] == keeps
+
+
 def await_keep_last(member: Member, job: str, keeps: int) -> None:
-    until(
-        f"the policy of {job} on node {member.rank}",
-        lambda: member.json(f"policy {job}")["keep_last"] == keeps,
-    )
+    until(f"the policy of {job} on node {member.rank}", lambda: keeps_last(member, job, keeps))
 
 
 def test_a_newer_life_on_another_node_fences_the_older_one() -> None:
@@ -132,9 +134,11 @@ def test_the_policy_that_was_said_last_counts_on_whatever_node_it_was_said() -> 
             r[0].cairn(f"policy {JOB} --keep-last {keeps}")
         # Node 3 has no part of the job.
         r[3].cairn(f"policy {JOB} --keep-last 3")
-        time.sleep(11)  # members have told each other all that they know
         for member in r:
             await_keep_last(member, JOB, 3)
+        # Each member tells the others all that it knows every ten seconds, the older policies too.
+        all_keep = lambda: all(keeps_last(member, JOB, 3) for member in r)
+        stays("each node has the policy that was said last", all_keep, for_s=11)
 
 
 def test_latest_is_the_newest_on_a_node_that_heard_of_the_job_long_ago() -> None:
