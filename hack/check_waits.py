@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Names the tests that hope for time (make lint), except those that hack/check_waits.baseline lists.
 
-    sleep    a sleep outside a polling helper (a function whose name begins with "until", "await" or
-             "wait_until"): a test awaits a state, with tests/support/await.h or `until`
+    sleep    a sleep outside a polling helper (a function whose name begins with "until", "await",
+             "wait_until" or "stays"): a test awaits a state, with tests/support/await.h or `until`
     bound    a bound on elapsed time that does not grow with the patience factor (tests/support/patience.h,
              tests/patience.py)
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "hack" / "check_waits.baseline"
 # They measure, or run on injected time.
 LEFT_OUT = ("bench", "ring", "sim", "soak", "year")
-HELPER = re.compile(r"_?(until|await|wait_?until)", re.IGNORECASE)
+HELPER = re.compile(r"_?(until|await|wait_?until|stays)", re.IGNORECASE)
 PATIENT = re.compile(r"patien(t|ce)", re.IGNORECASE)
 
 CPP_SLEEP = re.compile(r"\b(?:sleep_for|sleep_until|SleepFor|u?sleep|nanosleep)\s*\(")

@@ -1,4 +1,4 @@
-// Compares what the ledger counts of slabs with all that lies in them and uses them (Engine::CheckInvariants).
+// Compares the ledger's counts with all extents and pins of its slabs (Engine::CheckInvariants).
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ class SlabCheck {
  public:
   explicit SlabCheck(const Ledger& ledger) : ledger_(ledger) {}
 
-  // Each extent of somebody's: "" when it lies within its slab and apart from all others.
+  // To be called for each extent: "" when it lies within its slab and apart from all others, else the problem.
   std::string Place(const ExtentRef& extent, Parts::Words what);
-  // How many actions under way use each slab.
+  // To be counted up by each action under way that uses a slab.
   std::map<SlabId, uint32_t> pins;
-  // After all extents and pins: "" when each that a slab counts is somebody's.
+  // After all extents and pins: "" when the ledger counts as many, else the problem.
   std::string CheckCounts() const;
 
  private:

@@ -136,9 +136,12 @@ def test_the_policy_that_was_said_last_counts_on_whatever_node_it_was_said() -> 
         r[3].cairn(f"policy {JOB} --keep-last 3")
         for member in r:
             await_keep_last(member, JOB, 3)
-        # Each member tells the others all that it knows every ten seconds, the older policies too.
-        all_keep = lambda: all(keeps_last(member, JOB, 3) for member in r)
-        stays("each node has the policy that was said last", all_keep, for_s=11)
+        # Every ten seconds each member sends all its records to the others, the older policies too.
+        stays(
+            "each node has the policy that was said last",
+            lambda: all(keeps_last(member, JOB, 3) for member in r),
+            for_s=11,
+        )
 
 
 def test_latest_is_the_newest_on_a_node_that_heard_of_the_job_long_ago() -> None:

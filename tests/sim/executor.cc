@@ -116,7 +116,7 @@ void Executor::Begin(Task task) {
 
 void Executor::Do(action::ProbeSlab& a) {
   if (!node_.world.rng.Permille(400)) return world::Executor::Do(a);
-  // It looks at once, and tells later.
+  // It probes at once, and its result comes later.
   Begin({Kind::kProbe, [seen = Probe(a)](const Status&) -> Event { return seen; }});
 }
 
@@ -164,8 +164,8 @@ void Executor::Do(action::DestroySlab& a) {
     report.Fail(absl::StrCat("slab ", a.slab, " is destroyed twice"));
   } else if (slab->second.Seen()) {
     report.Fail(absl::StrCat("promise 8: slab ", a.slab,
-                             " is destroyed while somebody sees it: its memory stays "
-                             "and is no longer counted"));
+                             " is destroyed while it is mapped or open: its memory stays, "
+                             "but not in the count"));
   }
   world::Executor::Do(a);
 }
@@ -308,8 +308,7 @@ Status Executor::Verify(const action::Verify& verify) {
     return absl::OkStatus();
   }
   const bool flipped = region->flipped != kNoTime;
-  if (!flipped &&
-      CrcsOf({verify.entry.length, region->bytes.content}) == verify.entry.block_crcs) {
+  if (!flipped && CrcsOf({verify.entry.length, region->bytes.content}) == verify.entry.block_crcs) {
     return absl::OkStatus();
   }
   if (!flipped) {
@@ -326,9 +325,9 @@ StatusOr<bool> Executor::Write(const action::Persist& persist) {
   if (persist.origin.has_value()) {
     const StatusOr<LineRecord> stands = storage_.Write(*persist.origin, storage_unix_ms());
     if (stands.ok() && !(*stands == *persist.origin)) {
-      world.report.Fail(absl::StrCat("promise 3: attempt ", stands->number, " was said to come from ",
-                                     OriginText(stands->lineage), " and from ",
-                                     OriginText(persist.origin->lineage)));
+      world.report.Fail(absl::StrCat("promise 3: attempt ", stands->number,
+                                     " was said to come from ", OriginText(stands->lineage),
+                                     " and from ", OriginText(persist.origin->lineage)));
     }
   }
   StatusOr<bool> published = world::Executor::Write(persist);

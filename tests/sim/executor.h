@@ -1,5 +1,5 @@
-// What a node's engine asked for: each thing ends when it was drawn to, and as it was drawn to, or is cut off by the
-// daemon's death. The node's way to storage has faults of its own here.
+// Carries out a node's actions. The time and the result of each one are drawn when it begins, and the daemon's death
+// cuts it off. The node's way to storage has faults of its own.
 #pragma once
 
 #include <map>
@@ -56,7 +56,7 @@ class Executor : public world::Executor {
   Status TroubleWithWriting() const;
   MonotonicNanos EndOf(const world::Task& task);
   bool Away() const;
-  // What has ended is counted, and what the node knows by it.
+  // Counts an action that ended, and updates what the node knows.
   void Note(const world::Task& task, const Event& event);
   void NoteScanned(const event::JobScanned& scanned);
 

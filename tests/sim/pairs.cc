@@ -237,7 +237,8 @@ std::set<Attempt> NumbersOf(const World& world) {
   for (const auto& [number, decided] : world.nodes[0]->HistoryOf(job.name).decisions) {
     numbers.insert(number);
   }
-  if (const StatusOr<StoredJob> stored = world.storage.Scan(job.name, world.storage.UnixMs()); stored.ok()) {
+  if (const StatusOr<StoredJob> stored = world.storage.Scan(job.name, world.storage.UnixMs());
+      stored.ok()) {
     for (const StoredCheckpoint& checkpoint : stored->checkpoints) {
       numbers.insert(checkpoint.key.attempt);
     }

@@ -49,7 +49,8 @@ class Storage : public world::Storage {
   const Clock& clock_;
   int mounts_ = 0;
   std::set<CheckpointKey> deleting_;
-  std::map<std::tuple<std::string, Step, Attempt>, int64_t> newest_;  // revision that was ever published
+  std::map<std::tuple<std::string, Step, Attempt>, int64_t>
+      newest_;  // revision that was ever published
 };
 
 }  // namespace cairn::engine::sim

@@ -88,8 +88,7 @@ void Executor::Do(action::Persist& a) {
 
 void Executor::Do(action::WriteLineRecord& a) {
   Begin({Kind::kLineRecord, [this, record = a.record](const Status& trouble) -> Event {
-           auto stands =
-               Unless(trouble, [&] { return storage_.Write(record, storage_unix_ms()); });
+           auto stands = Unless(trouble, [&] { return storage_.Write(record, storage_unix_ms()); });
            return event::LineRecordWritten{record, std::move(stands)};
          }});
 }

@@ -1,6 +1,6 @@
-// Carries out what the engine of a simulated node asks for. Slabs, records and storage are the same in every world:
-// a thing begins, and ends when the world says; then it has happened, or it fails, and an event tells the engine. A
-// world says when, what fails, and what lies in memory.
+// Carries out the actions of a simulated node's engine. Slabs, records and storage are the same in every world: an
+// action becomes a task, which ends later with an event for the engine. Each world decides when a task ends and
+// whether it fails, and keeps the memory.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,6 @@ namespace reply = engine::reply;
 
 inline constexpr uint32_t kUid = 1000;
 
-// A thing that has begun.
 struct Task {
   enum class Kind {
     kMake,
@@ -35,17 +34,17 @@ struct Task {
     kScan,
     kTables,
     kNumbers,
-    kSessionEnd,  // the keeper sees it
+    kSessionEnd,  // the keeper notices it
   };
-  // It ends: with OK it happens; with anything else it does not, and that is why. Called once at most.
+  // Ends the task, once at most. With OK its effect happens; else it fails with that status.
   using End = std::function<Event(const Status& trouble)>;
 
   Kind kind;
   End end;
-  uint64_t bytes = 0;                  // that a persist writes
-  bool urgent = false;                 // a slab that somebody waits for
-  std::vector<SlabId> slabs = {};      // whose bytes it reads or writes
-  bool tombstone = false;              // a deletion that leaves one
+  uint64_t bytes = 0;              // that a persist writes
+  bool urgent = false;             // a slab for which a call waits
+  std::vector<SlabId> slabs = {};  // whose bytes it reads or writes
+  bool tombstone = false;          // a deletion that leaves one
   bool OfStorage() const { return kind >= Kind::kPersist && kind <= Kind::kNumbers; }
 };
 
@@ -61,8 +60,8 @@ class Executor {
  protected:
   virtual void Begin(Task task) = 0;
 
-  virtual int64_t unix_ms() const = 0;                             // by the node's clock
-  virtual int64_t storage_unix_ms() const { return unix_ms(); }    // by storage's
+  virtual int64_t unix_ms() const = 0;                           // by the node's clock
+  virtual int64_t storage_unix_ms() const { return unix_ms(); }  // by storage's
 
   // --- what happens when a task ends well
   virtual void Made(SlabId, uint64_t /*bytes*/, const Status&) {}  // or was not
@@ -98,7 +97,7 @@ class Executor {
   virtual void Do(action::ScanJob& a);
   virtual void Do(action::ReadTables& a);
   virtual void Do(action::ReadLineNumbers& a);
-  virtual void Do(action::Tell&) {}  // a lone node has nobody to tell, and from whom to fetch
+  virtual void Do(action::Tell&) {}  // of a ring; a lone node is in none
   virtual void Do(action::BecomeLife&) {}
   virtual void Do(action::Fetch&) {}
   virtual void Do(action::FetchFrom&) {}

@@ -49,7 +49,7 @@ class Storage {
   Files files() const;
 
   bool away = false, slow = false;
-  bool forgets = false;      // a lie: it says that a part was written and keeps nothing
+  bool forgets = false;       // a lie: it says that a part was written and keeps nothing
   int64_t look_older_ms = 0;  // a lie: origins were recorded so much earlier
   RootIdentity root{"storage", "mount 1"};
 

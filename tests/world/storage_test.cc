@@ -88,7 +88,7 @@ TEST(WorldStorage, WhatIsAwayAnswersNothing) {
   EXPECT_TRUE(absl::IsUnavailable(storage.Write(key, 1, PartOf(key)).status()));
   EXPECT_TRUE(absl::IsUnavailable(storage.Scan(kJob, kNow).status()));
   EXPECT_TRUE(absl::IsUnavailable(storage.Read(key).status()));
-  EXPECT_TRUE(storage.Published(key));  // it lies there all the same
+  EXPECT_TRUE(storage.Published(key));  // its files are still there
 }
 
 }  // namespace
