@@ -22,8 +22,7 @@ function(cairn_room)
   target_link_libraries(${ROOM_NAME} PUBLIC ${ROOM_DEPS} ${ROOM_LIBS} PRIVATE cairn_warnings)
 endfunction()
 
-# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS gpu guest root full threads] [TIMEOUT s]
-#            [PRECOMPILES tests/x.h ...])
+# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS gpu guest root full threads] [TIMEOUT s])
 #
 # One test binary; ctest runs it whole. Labels say where else it runs, or does not:
 #   root, full   not in the ordinary tier: needs uid 0; needs minutes or gigabytes
@@ -31,7 +30,7 @@ endfunction()
 #   guest        nowhere but in a machine with RDMA devices (hack/guest)
 #   threads      also under ThreadSanitizer, which learns nothing from a program with a single thread
 function(cairn_test)
-  cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS;PRECOMPILES" ${ARGN})
+  cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   foreach(label IN LISTS T_LABELS)
     if(NOT label MATCHES "^(gpu|guest|root|full|threads)$")
       message(FATAL_ERROR "${T_NAME}: no label ${label}; there are gpu, guest, root, full and threads")
@@ -42,7 +41,7 @@ function(cairn_test)
     get_filename_component(source ${source} ABSOLUTE)
     set_property(GLOBAL APPEND PROPERTY CAIRN_TEST_SOURCES ${source})  # read in tests/CMakeLists.txt
   endforeach()
-  cairn_precompiled(${T_NAME} cairn_test_precompiled ${T_PRECOMPILES})
+  cairn_precompiled(${T_NAME} cairn_test_precompiled)
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR})
   if(CAIRN_SANITIZER MATCHES "undefined")
     # A quarter of what gcc needs for gtest's macros. The rooms' own sources keep these checks, and a null
