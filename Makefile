@@ -94,7 +94,7 @@ tsan:  ## unit tests with threads, under ThreadSanitizer
 	@$(PYTHON) tests/run.py --only tsan
 
 mutants:  ## plants named bugs one at a time; the tests must catch each (MUTANT=name for one)
-	@hack/setup test
+	@hack/setup full
 	@$(PYTHON) hack/mutants.py $(MUTANT)
 
 record:  ## what the ledger of the full tier lacks, however long it takes; begun again, it goes on

@@ -334,7 +334,7 @@ class Workshop:
         }
         python = TORCH2_PYTHON if item.startswith("tests/torch2/") else DEBIAN_PYTHON
         if not Path(python).exists():
-            raise Unusable(f"{item} needs {python}, which the stage torch2 makes")
+            raise Unusable(f"{item} needs {python}, which `hack/setup full` makes")
         command = [*WITHIN_MEMORY, python, "-m", "pytest", "-q", "-x"]
         command += ["-p", "no:cacheprovider"]
         command += ["-p", "cairn_tier", item]

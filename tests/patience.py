@@ -37,9 +37,10 @@ def until(what: str, condition: Callable[[], T], limit_s: float = 20) -> T:
 
 
 def stays(what: str, condition: Callable[[], bool], for_s: float) -> None:
-    """It holds whenever it is asked for during that time, which is the product's own and not multiplied: a period
-    after which something might change it."""
+    """Asserts the condition again and again for `for_s` seconds, and once after them. The time is a period of the
+    product, so it is not multiplied."""
     end = time.monotonic() + for_s
     while time.monotonic() < end:
         assert condition(), f"no longer so: {what}"
-        time.sleep(0.01)
+        time.sleep(0.2)
+    assert condition(), f"no longer so: {what}"

@@ -1,6 +1,6 @@
 # Headers that nearly every source includes, compiled once for the whole tree. None of ours is among them,
-# because a change would then rebuild everything; a target may name those of ours that all its sources include, and
-# has a precompiled header of its own then. Every source still includes what it uses: the option can be
+# because a change would then rebuild everything; a target may name those of ours that most of its sources include.
+# It has a precompiled header of its own then, and a change to one of those compiles all its sources. Every source still includes what it uses: the option can be
 # off, and it is off where flags differ from target to target (clang's fuzzing build).
 option(CAIRN_PRECOMPILED "Precompile the headers that every source needs" OFF)
 if(CAIRN_PRECOMPILED)
@@ -25,7 +25,7 @@ if(CAIRN_PRECOMPILED)
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 
-# cairn_precompiled(target from [header of ours ...])
+# cairn_precompiled(target from [header of ours ...]): with headers of ours `from` does not matter.
 function(cairn_precompiled target from)
   if(NOT CAIRN_PRECOMPILED)
     return()

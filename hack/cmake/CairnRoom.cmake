@@ -1,10 +1,10 @@
 include(CairnPrecompiled)
 
-# The sources of a room are compiled in batches of so many, which takes half the time or less. It is for builds that
-# start from little, as those of the sanitizers, the fuzzers and a first `make demo`: a change to one source compiles
-# its whole batch again. A batch of eight costs as much as four sources alone, and each room that is slow to compile
-# still has batches for several processors.
-set(CAIRN_UNITY 0 CACHE STRING "Compile the sources of each room in batches of so many (0: alone)")
+# The sources of a room are compiled in batches, which takes half the time. It is for builds that start from little, as
+# those of the sanitizers, the fuzzers and a first `make demo`: a change to one source compiles its whole batch again.
+# With eight, that is as much as four sources alone, and each room that is slow to compile has batches for several
+# processors.
+option(CAIRN_UNITY "Compile the sources of each room in batches" OFF)
 
 # cairn_room(NAME name SOURCES a.cc ... [DEPS cairn_x ...] [LIBS outside::lib ...] [PRECOMPILES room/x.h ...])
 #
@@ -15,7 +15,7 @@ function(cairn_room)
   cmake_parse_arguments(ROOM "" "NAME" "SOURCES;DEPS;LIBS;PRECOMPILES" ${ARGN})
   add_library(${ROOM_NAME} STATIC ${ROOM_SOURCES})
   if(CAIRN_UNITY)
-    set_target_properties(${ROOM_NAME} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${CAIRN_UNITY})
+    set_target_properties(${ROOM_NAME} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   endif()
   cairn_precompiled(${ROOM_NAME} cairn_precompiled ${ROOM_PRECOMPILES})
   target_include_directories(${ROOM_NAME} PUBLIC ${CMAKE_SOURCE_DIR})

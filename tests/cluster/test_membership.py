@@ -296,7 +296,8 @@ def test_a_drain_goes_on_when_the_daemon_dies() -> None:
         r[0].kill_daemon()
         until("it still drains", lambda: f"{JOB}/5" in state_of(r[0]), PATIENCE_S)
         assert rank_of(r[0]) == 0
-        r[0].cairn(f"policy {JOB} --replicas 1")
+        # Its new daemon has the rank only when the catalog has said so.
+        until("it decides", lambda: r[0].cairn(f"policy {JOB} --replicas 1") is not None)
         until("it is done", lambda: "it has given its rank back" in state_of(r[0]), PATIENCE_S)
         r[0].kill_daemon()
         until("it stays out", lambda: "it has given its rank back" in state_of(r[0]), PATIENCE_S)

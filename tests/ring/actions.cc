@@ -79,6 +79,7 @@ StatusOr<bool> SimNode::Write(const action::Persist& persist) {
       if (wrong.empty()) continue;
       world_.Fail(absl::StrCat("node ", id_, " writes to storage what is not there: ",
                                part->head.Part().DebugString(), ": ", wrong));
+      return absl::InternalError(wrong);
     }
   }
   StatusOr<bool> written = Executor::Write(persist);

@@ -1,6 +1,7 @@
 #include "tests/sim/executor.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -72,18 +73,25 @@ Status Executor::Trouble(const Task& task) const {
     case Kind::kPersist: {
       const bool in_the_way = world.rng.Permille(20);
       const Status trouble = TroubleWithWriting();
-      if (!in_the_way || !trouble.ok()) return trouble;
-      return absl::AlreadyExistsError("stands there and is not Cairn's");
+      return in_the_way ? absl::AlreadyExistsError("stands there and is not Cairn's") : trouble;
     }
     case Kind::kLineRecord:
       return TroubleWithWriting();
     case Kind::kDelete:
       if (storage.fails || world.rng.Permille(30)) return absl::UnavailableError("storage: away");
       return absl::OkStatus();
-    default:
-      if (task.OfStorage() && storage.fails) return absl::UnavailableError("storage: away");
+    case Kind::kScan:
+    case Kind::kTables:
+    case Kind::kNumbers:
+      if (storage.fails) return absl::UnavailableError("storage: away");
+      return absl::OkStatus();
+    case Kind::kDestroy:
+    case Kind::kProbe:
+    case Kind::kVerify:
+    case Kind::kSessionEnd:
       return absl::OkStatus();
   }
+  return absl::OkStatus();
 }
 
 MonotonicNanos Executor::EndOf(const Task& task) {
@@ -201,16 +209,16 @@ void Executor::EndNext() {
   const bool before = task.kind == Kind::kPersist && storage.gone && node_.world.rng.Permille(250);
   if (task.OfStorage() && storage.gone && !before) ended.trouble = absl::UnavailableError(kGone);
   Event event = task.end(ended.trouble);
-  Note(task, event);
+  Note(ended, event);
   const auto* scanned = std::get_if<event::JobScanned>(&event);
   // The answer to a question from before storage changed is not believed.
   if (scanned != nullptr && ended.storage_changes == node_.storage_changes) NoteScanned(*scanned);
   node_.Apply(std::move(event));
 }
 
-void Executor::Note(const Task& task, const Event& any) {
-  const auto note = [&](const char* ended, const Status& status, const char* failed) {
-    const char* what = status.ok() ? ended : failed;
+void Executor::Note(const UnderWay& ended, const Event& any) {
+  const auto note = [&](const char* done, const Status& status, const char* failed) {
+    const char* what = status.ok() ? done : failed;
     if (what != nullptr) node_.world.report.Count(what);
   };
   if (const auto* made = std::get_if<event::SlabMade>(&any)) {
@@ -221,7 +229,8 @@ void Executor::Note(const Task& task, const Event& any) {
     note("verified", verified->status, "verification failed");
   } else if (const auto* persisted = std::get_if<event::Persisted>(&any)) {
     const bool for_good = absl::IsAlreadyExists(persisted->status);
-    note("persisted", persisted->status, for_good ? "persist refused for good" : "persist failed");
+    const char* failed = ended.trouble.ok() ? nullptr : "persist failed";
+    note("persisted", persisted->status, for_good ? "persist refused for good" : failed);
   } else if (const auto* line = std::get_if<event::LineRecordWritten>(&any)) {
     note("line record written", line->stands.status(), nullptr);
   } else if (const auto* scanned = std::get_if<event::JobScanned>(&any)) {
@@ -234,7 +243,7 @@ void Executor::Note(const Task& task, const Event& any) {
   } else if (const auto* deleted = std::get_if<event::FilesDeleted>(&any)) {
     const bool refused = absl::IsFailedPrecondition(deleted->status);
     note("files deleted", deleted->status, refused ? "deletion refused by storage" : nullptr);
-    if (!task.tombstone) node_.deleting.erase(deleted->checkpoint);
+    if (!ended.task.tombstone) node_.deleting.erase(deleted->checkpoint);
   }
 }
 
@@ -321,7 +330,17 @@ Status Executor::Verify(const action::Verify& verify) {
 
 StatusOr<bool> Executor::Write(const action::Persist& persist) {
   World& world = node_.world;
-  for (const auto& part : persist.parts) CAIRN_RETURN_IF_ERROR(ReadPart(*part));
+  std::set<Writer> writers;
+  int32_t world_size = 0;
+  for (const auto& part : persist.parts) {
+    CAIRN_RETURN_IF_ERROR(ReadPart(*part));
+    writers.insert(part->head.writer);
+    world_size = part->head.world_size;
+  }
+  if (static_cast<int32_t>(writers.size()) != world_size) {
+    world.report.Fail(absl::StrCat("promise 3: ", persist.checkpoint.DebugString(),
+                                   " is persisted without all its writers"));
+  }
   if (persist.origin.has_value()) {
     const StatusOr<LineRecord> stands = storage_.Write(*persist.origin, storage_unix_ms());
     if (stands.ok() && !(*stands == *persist.origin)) {
@@ -331,12 +350,7 @@ StatusOr<bool> Executor::Write(const action::Persist& persist) {
     }
   }
   StatusOr<bool> published = world::Executor::Write(persist);
-  if (!published.ok()) return published;
-  if (!*published) {
-    world.report.Fail(absl::StrCat("promise 3: ", persist.checkpoint.DebugString(),
-                                   " is persisted without all its writers"));
-  }
-  world.storage.NotePublished(persist.checkpoint);
+  if (published.ok()) world.storage.NotePublished(persist.checkpoint);
   return published;
 }
 
@@ -412,8 +426,13 @@ void Executor::Crash() {
       case Kind::kDelete:
         if (happened) task.end(absl::OkStatus());
         break;
-      default:  // it changes nothing
-        break;
+      case Kind::kProbe:
+      case Kind::kRecord:
+      case Kind::kVerify:
+      case Kind::kScan:
+      case Kind::kTables:
+      case Kind::kNumbers:
+        break;  // without its event it changes nothing
     }
   }
   storage_free_at_ = 0;

@@ -57,7 +57,7 @@ class Executor : public world::Executor {
   MonotonicNanos EndOf(const world::Task& task);
   bool Away() const;
   // Counts an action that ended, and updates what the node knows.
-  void Note(const world::Task& task, const Event& event);
+  void Note(const UnderWay& ended, const Event& event);
   void NoteScanned(const event::JobScanned& scanned);
 
   int64_t unix_ms() const override;

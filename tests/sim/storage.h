@@ -33,14 +33,20 @@ class Storage : public world::Storage {
 
   // A node has begun to delete it: from now on it may be there or not.
   void BeginDelete(const CheckpointKey& key) { deleting_.insert(key); }
+  // After a write that succeeded.
   void NotePublished(const CheckpointKey& key) {
+    if (!Published(key)) return;  // the lie
     deleting_.erase(key);
+    were_there_.insert(key);
     int64_t& newest = newest_[{key.job, key.step, key.attempt}];
     newest = std::max<int64_t>(newest, key.revision);
   }
-  // It is there, or it may rightly be missing: a newer revision took its place, or a node was asked to delete it.
+  // It is there, or it may rightly be missing: a node was asked to delete it; or it was there, and a tombstone or a
+  // newer revision took it away.
   bool AccountsFor(const CheckpointKey& key) const {
-    if (Published(key) || Removed(key) || deleting_.contains(key)) return true;
+    if (Published(key) || deleting_.contains(key)) return true;
+    if (!were_there_.contains(key)) return false;
+    if (Removed(key)) return true;
     const auto newest = newest_.find({key.job, key.step, key.attempt});
     return newest != newest_.end() && newest->second > static_cast<int64_t>(key.revision);
   }
@@ -48,9 +54,9 @@ class Storage : public world::Storage {
  private:
   const Clock& clock_;
   int mounts_ = 0;
-  std::set<CheckpointKey> deleting_;
-  std::map<std::tuple<std::string, Step, Attempt>, int64_t>
-      newest_;  // revision that was ever published
+  std::set<CheckpointKey> deleting_, were_there_;
+  // The newest revision that was ever there.
+  std::map<std::tuple<std::string, Step, Attempt>, int64_t> newest_;
 };
 
 }  // namespace cairn::engine::sim

@@ -4,8 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/str_cat.h"
-
 namespace cairn::world {
 namespace {
 
@@ -80,7 +78,7 @@ void Executor::Do(action::Persist& a) {
     const CheckpointKey& key = persist.checkpoint;
     event::Persisted persisted{key, written.status()};
     persisted.awaits_others = written.ok() && !*written;
-    persisted.location = Location(absl::StrCat(key.job, "/", key.step));
+    persisted.location = storage_.LocationOf(key);
     return persisted;
   };
   Begin(std::move(task));
@@ -105,7 +103,8 @@ void Executor::Do(action::DeleteFiles& a) {
 void Executor::Do(action::ScanJob& a) {
   Begin({Kind::kScan, [this, job = a.job](const Status& trouble) -> Event {
            auto stored = Unless(trouble, [&] { return Scan(job); });
-           return event::JobScanned{job, std::move(stored), OwnerOf(job), OwnerOf(job)};
+           const uint32_t owner = OwnerOf(job);
+           return event::JobScanned{job, std::move(stored), owner, owner};
          }});
 }
 

@@ -22,7 +22,7 @@ namespace reply = engine::reply;
 inline constexpr uint32_t kUid = 1000;
 
 struct Task {
-  enum class Kind {
+  enum class Kind {  // OfStorage goes by the order
     kMake,
     kDestroy,
     kProbe,
@@ -36,7 +36,8 @@ struct Task {
     kNumbers,
     kSessionEnd,  // the keeper notices it
   };
-  // Ends the task, once at most. With OK its effect happens; else it fails with that status.
+  // Ends the task, once at most. With OK its effect happens; else it fails with that status, unless it is one that
+  // cannot fail: kDestroy, kProbe, kSessionEnd.
   using End = std::function<Event(const Status& trouble)>;
 
   Kind kind;
@@ -81,7 +82,8 @@ class Executor {
   }
   virtual uint32_t OwnerOf(const std::string& /*job*/) const { return kUid; }
 
-  // --- one per kind of action, so that a new one does not compile until it is decided what worlds do with it
+  // --- one per kind of action, so that a new one does not compile without it. It begins as `= 0`, until each world
+  // has said that it may ignore it.
   virtual void Do(action::Reply& a) = 0;
   virtual void Do(action::MakeSlab& a);
   virtual void Do(action::HurrySlab&) {}  // a slab is made no sooner for it

@@ -16,8 +16,11 @@ LineRecord Storage::Keep(Job* job, const LineRecord& record, int64_t unix_ms) {
   return at->second;
 }
 
-Status Storage::CheckTakes(const Job& job, const CheckpointKey& key) const {
+Status Storage::CheckTakes(const CheckpointKey& key) const {
   CAIRN_RETURN_IF_ERROR(Here());
+  const auto at = jobs_.find(key.job);
+  if (at == jobs_.end()) return absl::OkStatus();
+  const Job& job = at->second;
   if (job.removed.Forbids(key.step, key.attempt)) {
     return absl::FailedPreconditionError("the step was removed");
   }
@@ -30,9 +33,8 @@ Status Storage::CheckTakes(const Job& job, const CheckpointKey& key) const {
 }
 
 StatusOr<bool> Storage::Write(const action::Persist& persist, int64_t unix_ms) {
-  Job& job = jobs_[persist.checkpoint.job];
-  CAIRN_RETURN_IF_ERROR(CheckTakes(job, persist.checkpoint));
-  if (persist.origin.has_value()) Keep(&job, *persist.origin, unix_ms);
+  CAIRN_RETURN_IF_ERROR(CheckTakes(persist.checkpoint));
+  if (persist.origin.has_value()) Keep(&jobs_[persist.origin->job], *persist.origin, unix_ms);
   int32_t world_size = 0;
   std::vector<StoredPart> parts;
   for (const auto& part : persist.parts) {
@@ -44,9 +46,9 @@ StatusOr<bool> Storage::Write(const action::Persist& persist, int64_t unix_ms) {
 
 StatusOr<bool> Storage::Write(const CheckpointKey& key, int32_t world_size,
                               std::vector<StoredPart> parts) {
-  Job& job = jobs_[key.job];
-  CAIRN_RETURN_IF_ERROR(CheckTakes(job, key));
+  CAIRN_RETURN_IF_ERROR(CheckTakes(key));
   if (forgets) return true;
+  Job& job = jobs_[key.job];
   Stored& stored = job.checkpoints[key];
   stored.world_size = world_size;
   for (StoredPart& part : parts) {
@@ -73,9 +75,14 @@ StatusOr<LineRecord> Storage::Write(const LineRecord& record, int64_t unix_ms) {
   return Keep(&jobs_[record.job], record, unix_ms);
 }
 
-Status Storage::CheckNotNeeded(const Job& job, const action::DeleteFiles& deletion) {
+LineNumbers Storage::NumbersIn(const Job& job) {
   LineNumbers numbers;
   for (const auto& [id, record] : job.records) numbers.Take(id.first, id.second);
+  return numbers;
+}
+
+Status Storage::CheckNotNeeded(const Job& job, const action::DeleteFiles& deletion) {
+  const LineNumbers numbers = NumbersIn(job);
   if (numbers.published > deletion.newest_known) {
     return absl::FailedPreconditionError("a life that the node does not know of has published");
   }
@@ -106,10 +113,14 @@ Status Storage::Delete(const action::DeleteFiles& deletion) {
   return absl::OkStatus();
 }
 
-StoredCheckpoint Storage::Show(const CheckpointKey& key, const Stored& stored, bool whole) {
+Location Storage::LocationOf(const CheckpointKey& key) const {
+  return Location(absl::StrCat(root.instance, "/", key.job, "/", key.step));
+}
+
+StoredCheckpoint Storage::Show(const CheckpointKey& key, const Stored& stored, bool whole) const {
   StoredCheckpoint shown;
   shown.key = key;
-  shown.location = Location(absl::StrCat(key.job, "/", key.step));
+  shown.location = LocationOf(key);
   shown.world_size = stored.world_size;
   shown.published = stored.published;
   for (const auto& [writer, part] : stored.parts) {
@@ -149,9 +160,7 @@ StatusOr<LineNumbers> Storage::Numbers(const std::string& name) const {
   CAIRN_RETURN_IF_ERROR(Here());
   const auto job = jobs_.find(name);
   if (job == jobs_.end()) return absl::NotFoundError("job: has no directory");
-  LineNumbers numbers;
-  for (const auto& [id, record] : job->second.records) numbers.Take(id.first, id.second);
-  return numbers;
+  return NumbersIn(job->second);
 }
 
 bool Storage::HasPart(const PartKey& part, const std::string& digest) const {

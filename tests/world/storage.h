@@ -35,6 +35,9 @@ class Storage {
   // The job's directory is deleted by its user.
   void Drop(const std::string& job) { jobs_.erase(job); }
 
+  // Of the checkpoint's directory, in the storage that is mounted now.
+  Location LocationOf(const CheckpointKey& key) const;
+
   // What really lies there, whether it is away or not.
   bool HasPart(const PartKey& part, const std::string& digest) const;
   bool Published(const CheckpointKey& key) const;
@@ -67,10 +70,11 @@ class Storage {
   };
 
   Status Here() const;
-  Status CheckTakes(const Job& job, const CheckpointKey& key) const;
+  Status CheckTakes(const CheckpointKey& key) const;
+  static LineNumbers NumbersIn(const Job& job);
   static Status CheckNotNeeded(const Job& job, const action::DeleteFiles& deletion);
   static LineRecord Keep(Job* job, const LineRecord& record, int64_t unix_ms);
-  static StoredCheckpoint Show(const CheckpointKey& key, const Stored& stored, bool whole);
+  StoredCheckpoint Show(const CheckpointKey& key, const Stored& stored, bool whole) const;
   void Publish(Job* job, const CheckpointKey& key, Stored* stored);
 
   std::map<std::string, Job> jobs_;

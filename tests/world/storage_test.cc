@@ -1,7 +1,6 @@
-// The storage that all simulated worlds share refuses what the real one refuses; else they would prove nothing.
+// What the storage of the simulated worlds refuses, and keeps.
 #include "tests/world/storage.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace cairn::world {
@@ -71,6 +70,18 @@ TEST(WorldStorage, WhatALifeThatTheNodeDoesNotKnowMayNeedIsKept) {
   EXPECT_FALSE(storage.Published(key));
 }
 
+TEST(WorldStorage, WhatADecisionNeedsIsKept) {
+  Storage storage;
+  const CheckpointKey key{kJob, 1, 1, 0};
+  ASSERT_TRUE(storage.Write(key, 1, PartOf(key)).ok());
+  ASSERT_TRUE(storage.Write({kJob, 2, LineRecordKind::kResume, {{{1, 1}}, false}}, kNow).ok());
+  action::DeleteFiles deletion;
+  deletion.checkpoint = key;
+  deletion.newest_known = 2;
+  EXPECT_TRUE(absl::IsFailedPrecondition(storage.Delete(deletion)));
+  EXPECT_TRUE(storage.Published(key));
+}
+
 TEST(WorldStorage, TheFirstOriginOfAnAttemptStands) {
   Storage storage;
   const LineRecord origin{kJob, 1, LineRecordKind::kOrigin, {}};
@@ -85,10 +96,14 @@ TEST(WorldStorage, WhatIsAwayAnswersNothing) {
   const CheckpointKey key{kJob, 1, 1, 0};
   ASSERT_TRUE(storage.Write(key, 1, PartOf(key)).ok());
   storage.away = true;
-  EXPECT_TRUE(absl::IsUnavailable(storage.Write(key, 1, PartOf(key)).status()));
+  const CheckpointKey other{"other", 1, 1, 0};
+  EXPECT_TRUE(absl::IsUnavailable(storage.Write(other, 1, PartOf(other)).status()));
   EXPECT_TRUE(absl::IsUnavailable(storage.Scan(kJob, kNow).status()));
   EXPECT_TRUE(absl::IsUnavailable(storage.Read(key).status()));
   EXPECT_TRUE(storage.Published(key));  // its files are still there
+  storage.away = false;
+  EXPECT_TRUE(storage.Scan(kJob, kNow).ok());
+  EXPECT_TRUE(absl::IsNotFound(storage.Scan("other", kNow).status()));
 }
 
 }  // namespace
