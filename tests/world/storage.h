@@ -35,7 +35,7 @@ class Storage {
   // The job's directory is deleted by its user.
   void Drop(const std::string& job) { jobs_.erase(job); }
 
-  // Of the checkpoint's directory, in the storage that is mounted now.
+  // The checkpoint's directory in the storage that is mounted now.
   Location LocationOf(const CheckpointKey& key) const;
 
   // What really lies there, whether it is away or not.

@@ -1,4 +1,4 @@
-// What the storage of the simulated worlds refuses, and keeps.
+// The storage of the simulated worlds keeps and refuses as the real one.
 #include "tests/world/storage.h"
 
 #include <gtest/gtest.h>
