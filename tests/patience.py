@@ -37,8 +37,8 @@ def until(what: str, condition: Callable[[], T], limit_s: float = 20) -> T:
 
 
 def stays(what: str, condition: Callable[[], bool], for_s: float) -> None:
-    """Asserts the condition again and again for `for_s` seconds, and once after them. The time is a period of the
-    product, so it is not multiplied."""
+    """Asserts the condition again and again for `for_s` seconds, and once after them. The time is a period
+    of the product, so it is not multiplied."""
     end = time.monotonic() + for_s
     while time.monotonic() < end:
         assert condition(), f"no longer so: {what}"
