@@ -231,6 +231,7 @@ TEST_F(JournalRoomTest, AnAcknowledgedSealOutlivesTheDaemonAfterAFailedCommit) {
 // However many parts an event changes, the recorder is told of so many of them, and of the others in
 // events to come.
 TEST_F(JournalRoomTest, AnEventTellsTheRecorderOfAFewParts) {
+  check_every = 16;
   constexpr int32_t kWriters = 400;
   options.storage = true;
   Restart();

@@ -154,6 +154,7 @@ TEST_F(Users, NoMoreIsGivenUpThanIsNeeded) {
 }
 
 TEST_F(Users, AWriterWithoutObjectsCommitsWhenOldStepsFillTheJournal) {
+  check_every = 16;
   engine->SetJournalRoom(0, 100'000);
   const SessionId session = HelloOf(kGreedy, "greedy");
   for (Step step = 1; step <= 1000; ++step) Save(session, step, {{"model", 4096}});
@@ -242,6 +243,7 @@ TEST_F(Users, AtTheLimitOfSlabsSessionsUseTheirOwnAgain) {
 
 // A new job of a user whose old steps fill his part of the journal.
 TEST_F(Users, OldStepsMakeRoomInTheJournalForANewJob) {
+  check_every = 16;
   engine->SetJournalRoom(0, 100'000);
   const SessionId session = HelloOf(kGreedy, "greedy");
   for (Step step = 1; step <= 1000; ++step) Save(session, step, {{"model", 4096}});
@@ -256,6 +258,7 @@ TEST_F(Users, OldStepsMakeRoomInTheJournalForANewJob) {
 }
 
 TEST_F(Users, PartsWithoutObjectsCostTheJournalToo) {
+  check_every = 16;
   engine->SetJournalRoom(0, 100'000);
   Status status;
   for (int i = 0; i < 2000 && status.ok(); ++i) {
@@ -335,6 +338,7 @@ TEST_F(Users, WhatStepsInMemoryCostTheJournalIsLimited) {
 }
 
 TEST_F(Users, OldStepsMakeRoomInTheJournal) {
+  check_every = 16;
   engine->SetJournalRoom(0, 100'000);
   const SessionId session = HelloOf(kGreedy, "greedy");
   for (Step step = 1; step <= 1000; ++step) Save(session, step, {{"model", 4096}});
@@ -433,6 +437,7 @@ TEST_F(Users, ACommitThatGotNoMemoryHoldsUpNobody) {
 
 // Of nine records eight go: what is left of them lies in slabs that nobody else can use.
 TEST_F(Users, SlabsOfManifestsCountWhole) {
+  check_every = 16;
   options.budget_bytes = 32 * kMiB;
   Restart();
   const auto commit_one = [&](const std::string& job, size_t bytes) {

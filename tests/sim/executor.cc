@@ -254,7 +254,7 @@ void Executor::NoteScanned(const event::JobScanned& scanned) {
       static_cast<int64_t>(scanned.stored->checkpoints.size() + node_.mirror.manifests.size());
   node_.merges_until = std::max(node_.merges_until, node_.applies) + 4 * most + 8;
   for (const StoredCheckpoint& stored : scanned.stored->checkpoints) {
-    // A fact tells of those that memory has whole, if they are the same.
+    // The engine reports those that memory has whole by a fact of their own, if they are the same.
     const bool whole =
         static_cast<int32_t>(node_.mirror.CommittedWriters(stored.key)) == stored.world_size;
     if (whole || node_.mirror.Removed(stored.key)) continue;
