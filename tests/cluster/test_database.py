@@ -64,6 +64,16 @@ def all_is_written(r: Ring, ranks: tuple[int, ...] = (0, 1, 2)) -> None:
         )
 
 
+def test_a_server_removes_no_temporary_tables_of_others(tmp_path: Path) -> None:
+    """One that starts empties its TMPDIR of them."""
+    folder = tmp_path / "db"
+    database = MariaDb(folder)
+    try:
+        assert database.ask("SELECT @@tmpdir") == [[str(folder)]]
+    finally:
+        database.kill()
+
+
 def test_it_shows_who_wrote_and_who_holds_what() -> None:
     with with_database() as (r, database):
         attempt = attempt_number()

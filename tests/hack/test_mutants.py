@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,3 +97,9 @@ def test_a_mutant_changes_with_its_function_and_its_tests_but_not_when_it_moves(
 
     write(tmp_path, "tests/engine/held_test.cc", "TEST(Held, WhileRead) { Look(); }\n")
     assert digest(tmp_path, monkeypatch) != changed
+
+
+def test_a_mutant_that_asks_for_all_memory_gets_none() -> None:
+    asks = [*mutants.WITHIN_MEMORY, sys.executable, "-c", "bytearray(9 << 30)"]
+    ended = subprocess.run(asks, capture_output=True, text=True)
+    assert ended.returncode != 0 and "MemoryError" in ended.stderr, ended
