@@ -48,9 +48,9 @@ Admission::Admission(const Options& options, Outbox* out, Callers* callers, Jobs
       eviction_(*eviction),
       journal_(*journal) {}
 
-// --- the verdict
-
 Admission::~Admission() = default;
+
+// --- the verdict
 
 uint64_t Admission::Estimate(const Job& job, const event::Create& event,
                              const std::vector<Need>& needs, int32_t local_writers) const {

@@ -44,7 +44,8 @@ constexpr uint64_t kMostToLetGoFor = 1 << 20;
 
 }  // namespace
 
-// Members stand in the order in which they know each other: each is given those above it.
+// Members stand in the order in which they know each other: each is given those above it. Their destructors are in
+// their own sources, because this one would compile the code of all of them.
 class Engine::Impl {
  public:
   explicit Impl(const Options& options) : options_(options) {

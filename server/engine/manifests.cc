@@ -35,9 +35,9 @@ Manifests::Manifests(const Options& options, Outbox* out, Callers* callers, Sess
       parts_(*parts),
       eviction_(*eviction) {}
 
-// --- committing
-
 Manifests::~Manifests() = default;
+
+// --- committing
 
 bool Manifests::Await(Part* part, const event::Commit& event) {
   // A write that is under way ends by itself; memory for it may not come.

@@ -24,9 +24,9 @@ Opening::Opening(Outbox* out, Callers* callers, Sessions* sessions, Leases* leas
       scanning_(*scanning),
       tables_(*tables) {}
 
-// --- open
-
 Opening::~Opening() = default;
+
+// --- open
 
 void Opening::On(const event::Open& event) {
   const RequestId request = event.caller.request;

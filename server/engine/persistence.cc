@@ -38,9 +38,9 @@ Persistence::Persistence(const Options& options, const Mode& mode, Outbox* out, 
       parts_(*parts),
       standing_(*standing) {}
 
-// --- what there is to write
-
 Persistence::~Persistence() = default;
+
+// --- what there is to write
 
 bool Persistence::Writes(const Part& part) const {
   if (IsOwn(part, options_.ring)) return true;

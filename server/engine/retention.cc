@@ -25,9 +25,9 @@ Retention::Retention(const Options& options, Outbox* out, Callers* callers, Jobs
       describing_(*describing),
       journal_(*journal) {}
 
-// --- by policy
-
 Retention::~Retention() = default;
+
+// --- by policy
 
 void Retention::ApplyKeepPolicy(Job* job) {
   if (job->owner->policy.keep_last <= 0 || !options_.storage || Waits(*job)) return;

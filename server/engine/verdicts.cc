@@ -22,9 +22,9 @@ Verdicts::Verdicts(const Options& options, Outbox* out, Callers* callers, const 
       standing_(*standing),
       again_(std::move(again)) {}
 
-// --- what the home says
-
 Verdicts::~Verdicts() = default;
+
+// --- what the home says
 
 void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
   Job* job = jobs_.Find(verdict.job);

@@ -84,6 +84,7 @@ class LoneNode : public Executor {
 
   void Begin(Task task) override;
   event::SlabProbed Probe(const action::ProbeSlab& probe) override { return users_.Probe(probe); }
+
   RequestId last_request_ = 0, awaited_ = 0;
   int64_t last_call_ = 0;
   int32_t last_pid_ = 100;
