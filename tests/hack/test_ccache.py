@@ -16,10 +16,11 @@ USE = "g++ -fpch-preprocess -include {0}/all.h -o main main.cc"
 
 @pytest.mark.skipif(not shutil.which("ccache"), reason="it needs ccache")
 def test_each_edit_of_a_precompiled_header_is_compiled(tmp_path: Path) -> None:
-    env = {**os.environ, "CCACHE_DIR": str(tmp_path / "cache"), "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+    own = {"CCACHE_DIR": str(tmp_path / "cache"), "CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+    env = {**os.environ, **own}
 
     def value_of(header: str) -> int:
-        """What a program returns that is compiled with the precompiled header `header`."""
+        """Compiles a program with the precompiled header `header`: its exit status."""
         (tmp_path / "value.h").write_text(header)
         for command in (CREATE, USE):
             words = [str(ROOT / "hack" / "ccache"), *command.format(tmp_path).split()]
