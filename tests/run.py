@@ -77,13 +77,12 @@ STAGES = [
     command("demo-weights", Lane.BESIDE, DEMO_WEIGHTS, 300, leaves=("demo-weights",)),
     Stage("mutants", Lane.BESIDE, False, stages.mutants_stage, until_min=70, leaves=("mutants",)),
     Stage("fuzz", Lane.BESIDE, False, sanitized.fuzz_stage, until_min=77),
-    Stage("seeds", Lane.BEHIND, False, stages.seeds_stage, until_min=35),
     Stage(
         "asan",
         Lane.BEHIND,
         False,
         sanitized.sanitizer_stage("asan", "address,undefined", lambda _: True),
-        until_min=55,
+        until_min=50,
         leaves=("asan",),
     ),
     Stage(
@@ -91,10 +90,11 @@ STAGES = [
         Lane.BEHIND,
         False,
         sanitized.sanitizer_stage("tsan", "thread", sanitized.has_threads),
-        until_min=66,
+        until_min=62,
         leaves=("tsan",),
     ),
-    command("lint", Lane.BEHIND, LINT, 3600, until_min=76),
+    command("lint", Lane.BEHIND, LINT, 3600, until_min=70),
+    Stage("seeds", Lane.BEHIND, False, stages.seeds_stage, until_min=76),
 ]
 # Those that the ledger has things of.
 RECORDED = {"build", "seeds", "asan", "tsan", "lint", "mutants", "fuzz"}
