@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -158,6 +159,28 @@ TEST_F(StandingMapsTest, ASessionThatClosesLeavesNone) {
   ASSERT_TRUE(testing::Await([&] { return Readers() == 0; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_EQ(Readers(), 0u);
+}
+
+// Bug: a call that came when its session had just ended began another.
+TEST_F(StandingMapsTest, ASessionThatClosesDuringCallsLeavesNone) {
+  constexpr int kThreads = 8, kRounds = 100;
+  std::vector<std::shared_ptr<Session>> closed;  // which keep what another session would be made of
+  for (int round = 0; round < kRounds; ++round) {
+    Session* reader = closed.emplace_back(Reader()).get();
+    std::atomic<int> calling = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        if (reader->ProposeAttempt().ok()) ++calling;
+        while (reader->ProposeAttempt().ok()) {
+        }
+      });
+    }
+    EXPECT_TRUE(testing::Await([&] { return calling == kThreads; }));
+    reader->Close();
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_TRUE(testing::Await([&] { return Readers() == 0; }));
 }
 
 // What waits to be registered keeps no version in memory.
