@@ -49,9 +49,10 @@ def command(name: str, lane: Lane, words: list[str], limit_s: float, **more: obj
     return Stage(name, lane, ordinary, stages.command_stage(name, words, limit_s), **more)
 
 
-# In the order in which each lane runs them. Behind, what takes longest goes first; the fuzzers, whose proof
-# grows with the processor time that they get, go last, when most else has ended. The minutes matter
-# when ccache and clang-tidy know nothing of the tree: it would take longer than continuous integration waits.
+# In the order in which each lane runs them. The simulator of rings, at the lowest priority, takes no time
+# from the tests in front; the fuzzers, whose proof grows with the time that they get, go last. The minutes
+# matter when ccache and clang-tidy know nothing of the tree: it would take longer than continuous integration
+# waits.
 STAGES = [
     command("build", Lane.FIRST, ["hack/build"], 3600),
     Stage("unit", Lane.FRONT, True, stages.unit_stage),
@@ -77,12 +78,13 @@ STAGES = [
     command("demo-weights", Lane.BESIDE, DEMO_WEIGHTS, 300, leaves=("demo-weights",)),
     Stage("mutants", Lane.BESIDE, False, stages.mutants_stage, until_min=70, leaves=("mutants",)),
     Stage("fuzz", Lane.BESIDE, False, sanitized.fuzz_stage, until_min=77),
+    Stage("seeds", Lane.BEHIND, False, stages.seeds_stage, until_min=25),
     Stage(
         "asan",
         Lane.BEHIND,
         False,
         sanitized.sanitizer_stage("asan", "address,undefined", lambda _: True),
-        until_min=50,
+        until_min=55,
         leaves=("asan",),
     ),
     Stage(
@@ -90,11 +92,10 @@ STAGES = [
         Lane.BEHIND,
         False,
         sanitized.sanitizer_stage("tsan", "thread", sanitized.has_threads),
-        until_min=62,
+        until_min=66,
         leaves=("tsan",),
     ),
-    command("lint", Lane.BEHIND, LINT, 3600, until_min=70),
-    Stage("seeds", Lane.BEHIND, False, stages.seeds_stage, until_min=76),
+    command("lint", Lane.BEHIND, LINT, 3600, until_min=76),
 ]
 # Those that the ledger has things of.
 RECORDED = {"build", "seeds", "asan", "tsan", "lint", "mutants", "fuzz"}
