@@ -3,9 +3,8 @@
 A stage is a process of its own, so that its output and its processor time are its own. There are four lanes:
 
     first    what the others need; nothing runs beside it
-    front    the tests: one stage after another
-    beside   what mostly waits for processes, machines or clocks of its own; then mutants and fuzzers, so that
-             two lanes have work to the end
+    front    the tests, then mutants and fuzzers: one stage after another
+    beside   what mostly waits for processes, machines or clocks of its own, beside the tests
     behind   what compiles first: one stage after another, the compilers at the lowest priority, in the time
              that the tests leave
 
