@@ -17,6 +17,8 @@ namespace cairn::client {
 namespace {
 
 constexpr size_t kMaxConnections = 16;
+// The daemon's answer has so much of a long time-out: on a busy machine it leaves late.
+constexpr int64_t kMostForTheAnswerMs = 1000;
 // Releases and goodbyes: the caller should hardly notice them.
 constexpr absl::Duration kShortCall = absl::Seconds(1);
 // Between two tries of one call.
@@ -97,7 +99,7 @@ MonotonicNanos Link::Deadline(absl::Duration timeout) const {
 
 int64_t Link::TimeoutMillis(MonotonicNanos deadline) {
   const int64_t left = absl::ToInt64Milliseconds(TimeLeft(deadline));
-  return std::max<int64_t>(1, left - std::min<int64_t>(250, left / 10));
+  return std::max<int64_t>(1, left - std::min<int64_t>(kMostForTheAnswerMs, left / 10));
 }
 
 Status Link::Call(absl::string_view what, MonotonicNanos deadline, Body body,
