@@ -1,7 +1,6 @@
 #include "tests/gpu/faulty_device.h"
 
 #include <cstdlib>
-#include <string_view>
 #include <utility>
 
 namespace cairn::gpu {
@@ -122,11 +121,7 @@ class FaultyDevice final : public Device {
 
 }  // namespace
 
-int Stride() {
-  const char* sanitizer = std::getenv("CAIRN_SANITIZED");
-  if (sanitizer == nullptr) return 1;
-  return std::string_view(sanitizer) == "tsan" ? 23 : 7;
-}
+int Stride() { return std::getenv("CAIRN_SANITIZED") == nullptr ? 1 : 7; }
 
 std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,
                                          std::shared_ptr<DeviceFaults> faults) {
