@@ -5,6 +5,7 @@
              "wait_until" or "stays"): a test awaits a state, with tests/support/await.h or `until`
     bound    a bound on elapsed time that does not grow with the patience factor (tests/support/patience.h,
              tests/patience.py)
+    stop     a SIGSTOP; stopped.py and support/stopped.h also await that all threads stand
 
 A script that a test has as a string is not read. The baseline only becomes shorter: --write removes the rows
 that match nothing any more.
@@ -27,12 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "hack" / "check_waits.baseline"
 # They measure, or run on injected time.
 LEFT_OUT = ("bench", "ring", "sim", "soak", "year")
+WAITS_FOR_STOPS = ("stopped.py", "support/stopped.h")
 HELPER = re.compile(r"_?(until|await|wait_?until|stays)", re.IGNORECASE)
 PATIENT = re.compile(r"patien(t|ce)", re.IGNORECASE)
 
 CPP_SLEEP = re.compile(r"\b(?:sleep_for|sleep_until|SleepFor|u?sleep|nanosleep)\s*\(")
 CPP_BOUND = re.compile(r"\b(?:EXPECT|ASSERT)_L[TE]\s*\(.*?;[ \t]*$", re.DOTALL | re.MULTILINE)
+CPP_STOP = re.compile(r"\bkill\s*\([^;]*\bSIGSTOP\b")
 CPP_ELAPSED = re.compile(r"\b[nN]ow\(\)(?:\))?\s*-|\b(?:took|elapsed\w*)\b|\bSeconds\(\[")
+SENDERS = {"kill", "killpg", "send_signal", "pidfd_send_signal"}
 PYTHON_CLOCKS = {"monotonic", "perf_counter", "process_time", "time"}
 
 
@@ -48,6 +52,8 @@ def cpp_hits(text: str) -> Iterator[tuple[int, str]]:
         line = code.count("\n", 0, found.start()) + 1
         if not any(first <= line <= last for first, last in helpers):
             yield line, "sleep"
+    for found in CPP_STOP.finditer(code):
+        yield code.count("\n", 0, found.start()) + 1, "stop"
     for found in CPP_BOUND.finditer(code):
         if CPP_ELAPSED.search(found.group(0)) and not PATIENT.search(found.group(0)):
             yield code.count("\n", 0, found.start()) + 1, "bound"
@@ -91,6 +97,10 @@ def python_hits(text: str) -> Iterator[tuple[int, str]]:
             elapsed.update(target.id for target in node.targets if isinstance(target, ast.Name))
         if called(node) == "sleep" and not helper:
             yield node.lineno, "sleep"
+        if called(node) in SENDERS and any(
+            isinstance(part, ast.Attribute) and part.attr == "SIGSTOP" for part in ast.walk(node)
+        ):
+            yield node.lineno, "stop"
         if isinstance(node, ast.Assert) and any(is_bound(part) for part in ast.walk(node.test)):
             yield node.lineno, "bound"
         for child in ast.iter_child_nodes(node):
@@ -110,7 +120,9 @@ def gather(tests: Path) -> Counter[str]:
     hits: Counter[str] = Counter()
     for path in sorted(tests.rglob("*")):
         inside = path.relative_to(tests)
-        if path.suffix in READERS and inside.parts[0] not in LEFT_OUT:
+        if inside.parts[0] in LEFT_OUT or inside.as_posix() in WAITS_FOR_STOPS:
+            continue
+        if path.suffix in READERS:
             text = path.read_text(encoding="utf-8")
             lines = text.splitlines()
             for line, kind in READERS[path.suffix](text):

@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "server/cache/cache.h"
 #include "tests/cache/scratch.h"
+#include "tests/support/stopped.h"
 
 namespace cairn::cache {
 namespace {
@@ -96,9 +97,7 @@ TEST_F(SlabUsers, ForkedChildThatKeepsTheMappingKeepsTheSlab) {
   EXPECT_FALSE(Free(1));
   EXPECT_TRUE(Leased(1, kLease));
   // R14: a stopped process still has all that it had.
-  ASSERT_EQ(::kill(worker.pid(), SIGSTOP), 0);
-  int status = 0;
-  ASSERT_EQ(::waitpid(worker.pid(), &status, WUNTRACED), worker.pid());
+  ASSERT_TRUE(testing::Stop(worker.pid()));
   EXPECT_FALSE(Free(1));
   RestartDaemon();
   EXPECT_FALSE(Free(1));

@@ -23,6 +23,7 @@ from cairn_daemon import Node, exit_status
 from cairn_raw import ROOT
 from patience import patient
 from ring import CONTROL_PORT, DATA_PORT, SOON_S, Ring, attempt_number, content, names, ring, until
+from stopped import go_on, stop
 from tap import Tap
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.Thrift import TException
@@ -268,10 +269,10 @@ def test_a_user_who_takes_a_port_while_the_daemon_restarts_stops_no_node(port: i
         r[1].wait_replicated(JOB, 1)
         with squatter(r, 1, port) as says:
             assert says() == "ready\n"
-            os.kill(r[1].keeper_pid, signal.SIGSTOP)  # it starts the next daemon too late
+            stop(r[1].keeper_pid)  # it starts the next daemon too late
             os.kill(r[1].daemon_pid(), signal.SIGKILL)
             assert says() == "bound\n"
-            os.kill(r[1].keeper_pid, signal.SIGCONT)
+            go_on(r[1].keeper_pid)
             r[1].wait_ready()
             writer.reconnect()
             assert r[1].loads(JOB, 1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import queue
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import warnings
 from types import TracebackType
 from typing import Any
 
+import stopped
 from patience import patient
 
 OBJECT_BYTES = 3 << 20
@@ -74,10 +74,10 @@ class Trainer:
         return self.hear((what, arguments))
 
     def stop(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        stopped.stop(self.process.pid)
 
     def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        stopped.go_on(self.process.pid)
 
     def kill(self) -> None:
         if not self.killed:

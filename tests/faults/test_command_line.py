@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from cairn_command import Cairn, on_terminal
 from cairn_daemon import MIB, Node, node
 from cairn_raw import attempt_number, pattern
 from patience import patient, until
+from stopped import stopped
 
 
 @pytest.fixture
@@ -321,11 +321,8 @@ def test_version_names_both_or_says_why_no_daemon_answers(cairn: Cairn) -> None:
     versions = cairn.json("version")
     assert versions["cairn"] and versions["daemon"]
     daemon = cairn.node.daemon_pid()
-    os.kill(daemon, signal.SIGSTOP)
-    try:
+    with stopped(daemon):
         said = cairn.run("version", "--timeout", "500ms").stdout.decode()
-    finally:
-        os.kill(daemon, signal.SIGCONT)
     assert f"cairnd none answers at {cairn.node.socket}: " in said
     cairn.node.kill_all()
     assert cairn.json("version")["daemon"] is None

@@ -14,6 +14,7 @@ from cairn_command import Cairn
 from cairn_daemon import MIB, Node, exit_status, node
 from cairn_raw import pattern
 from patience import patient, until
+from stopped import stop
 
 BIG = 96 * MIB
 LIMIT_S = 60
@@ -39,8 +40,7 @@ def caught(
         while process.poll() is None:
             if not in_the_middle():
                 continue
-            process.send_signal(signal.SIGSTOP)
-            until("it is stopped or gone", lambda p=process: state_of(p) in "TZ", LIMIT_S)
+            stop(process.pid)
             if state_of(process) == "T" and in_the_middle():
                 return process
             process.send_signal(signal.SIGCONT)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stopped
 from cairn_daemon import MIB, Node, exit_status, node
 from cairn_raw import (
     FILE,
@@ -60,8 +61,11 @@ class Actor:
         self.process.stdin.flush()
         return self.hear()
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+    def stop(self) -> None:
+        stopped.stop(self.process.pid)
+
+    def go_on(self) -> None:
+        stopped.go_on(self.process.pid)
 
     def die(self) -> None:
         self.process.kill()
@@ -138,11 +142,11 @@ def test_pages_of_a_stopped_reader_are_never_reused(daemon: Node, mode: int) -> 
             daemon, "stopped", 0, READER.replace("MODE", str(mode)) + "\ngo()\nsay(crc=look())\n"
         ) as reader:
             assert reader.hear()["crc"] == crc32c(data)
-            reader.signal(signal.SIGSTOP)
+            reader.stop()
             assert press(writer, range(2, 12)) == 0, (
                 "what fits twice beside the lease can always be saved"
             )
-            reader.signal(signal.SIGCONT)
+            reader.go_on()
             assert reader.go()["crc"] == crc32c(data)
 
 
@@ -152,10 +156,10 @@ def test_a_refusal_under_pressure_names_who_holds_the_memory(daemon: Node) -> No
         writer.save(1, {"a": pattern("holder", 40 * MIB)})
         with actor(daemon, "holder", 0, READER.replace("MODE", "1") + "\ngo()\n") as reader:
             pid = reader.hear()["pid"]
-            reader.signal(signal.SIGSTOP)
+            reader.stop()
             message = refuses(RESOURCE_EXHAUSTED, writer.create, 2, {"a": 40 * MIB}, timeout_ms=300)
             assert str(pid) in message, message
-            reader.signal(signal.SIGCONT)
+            reader.go_on()
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "across a restart"])
@@ -257,12 +261,12 @@ def test_a_stopped_writers_slab_is_not_lent_to_another(daemon: Node) -> None:
     old_attempt = attempt_number()
     with actor(daemon, "asleep", old_attempt, script) as old:
         old.hear()
-        old.signal(signal.SIGSTOP)
+        old.stop()
         with Life(daemon, "asleep") as writer:
             assert press(writer, range(2, 8)) == 0
             last = pattern("last", 12 * MIB)
             writer.save(20, {"a": last})
-            old.signal(signal.SIGCONT)
+            old.go_on()
             old.go()
             assert writer.load(20, "a") == last
 
@@ -315,7 +319,7 @@ def test_what_only_the_dead_held_comes_back_whole() -> None:
         for _ in range(6):
             with actor(instance, "rounds", attempt_number(), WRITER + "say(ok=1)\ngo()\n") as old:
                 old.hear()
-                old.signal(signal.SIGSTOP)
+                old.stop()
         until(
             "all memory is back",
             lambda: (lambda s: s.writing_bytes == 0 and s.quarantined_bytes == 0)(

@@ -23,6 +23,7 @@ from cairn_raw import (
     refuses,
 )
 from patience import until
+from stopped import go_on, stop
 
 
 def test_committed_steps_are_there_after_a_sigkill_without_storage() -> None:
@@ -181,11 +182,11 @@ def test_a_session_whose_process_died_with_the_daemon_is_gone_after_the_restart(
         child = subprocess.Popen(["/usr/bin/python3", "-c", script], stdout=subprocess.PIPE)
         assert child.stdout is not None and child.stdout.readline() == b"written\n"
         daemon = instance.daemon_pid()
-        os.kill(instance.keeper_pid, signal.SIGSTOP)  # so that no daemon sees the client die
+        stop(instance.keeper_pid)  # so that no daemon sees the client die
         os.kill(daemon, signal.SIGKILL)
         child.kill()
         exit_status(child)
-        os.kill(instance.keeper_pid, signal.SIGCONT)
+        go_on(instance.keeper_pid)
         until("another daemon", lambda: [c for c in children(instance.keeper_pid) if c != daemon])
         instance.wait_ready()
         until("its bytes are back", lambda: instance.status().writing_bytes == 0)

@@ -30,6 +30,8 @@ import check_waits
         ("EXPECT_LT(absl::Now() - start, testing::Patient(absl::Seconds(10)));", []),
         ("EXPECT_LT(Seconds([&] { Close(); }), 6 * testing::PatienceFactor());", []),
         ("EXPECT_GE(took, options_.call_timeout);", []),
+        ("ASSERT_EQ(::kill(worker.pid(), SIGSTOP), 0);", ["stop"]),
+        ("::kill(worker.pid(), SIGCONT);", []),
         ("EXPECT_LT(taken, 2000);", []),
     ],
 )
@@ -55,6 +57,9 @@ def test_a_cpp_helper_that_polls_may_sleep() -> None:
         ("took = time.monotonic() - begin\n    assert took > 5", []),
         ("assert time.monotonic() - begin < patient(5)", []),
         ("assert len(name) < 5", []),
+        ("os.kill(process.pid, signal.SIGSTOP)", [(2, "stop")]),
+        ("process.send_signal(signal.SIGSTOP)", [(2, "stop")]),
+        ("NOT_STRAY = {signal.SIGSTOP}", []),
     ],
 )
 def test_a_python_test_that_hopes_for_time_is_named(

@@ -34,6 +34,7 @@
 #include "server/keeper/death.h"
 #include "server/keeper/process.h"
 #include "tests/support/await.h"
+#include "tests/support/stopped.h"
 
 namespace {
 
@@ -308,7 +309,7 @@ TEST_F(KeeperTest, DeathOfAClientBetweenTwoDaemonsIsSeen) {
 TEST_F(KeeperTest, ClientThatConnectsWhileNoDaemonRunsJustWaits) {
   StartKeeper();
   const pid_t daemon = std::stoi(Tell("pid"));
-  ::kill(daemon, SIGSTOP);
+  ASSERT_TRUE(testing::Stop(daemon));
   const UniqueFd early = TryConnect(options_.socket_path, SOCK_STREAM);
   ASSERT_TRUE(early.valid());
   ASSERT_EQ(::send(early.get(), "restarts\n", 9, MSG_NOSIGNAL), 9);
@@ -398,7 +399,7 @@ TEST_F(KeeperTest, LackOfMemoryIsRefusedToo) {
 TEST_F(KeeperTest, KeeperThatDoesNotAnswerDelaysASlabOnlyForAWhile) {
   StartKeeper();
   ASSERT_EQ(Tell("make 1 4096 x"), "ok");
-  ::kill(keeper_, SIGSTOP);
+  ASSERT_TRUE(testing::Stop(keeper_));
   EXPECT_THAT(Tell("make 2 4096 x"), HasSubstr("has not answered within 5 s"));
   ::kill(keeper_, SIGCONT);
   EXPECT_EQ(Tell("make 3 4096 x"), "ok");

@@ -4,7 +4,6 @@ of slabs that it keeps mapped, while the trainer goes on saving into them."""
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import torch
 from cairn.weights import publish
 from node import MIB, Node
 from patience import patient, until
+from stopped import go_on, stop
 
 MODEL = 16 * MIB
 LAST = 100  # the version after which the consumer says goodbye
@@ -219,7 +219,7 @@ def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
             follow_to(c, consumer, range(step, step + 1))
             step += 1
             assert step < 40
-        os.kill(consumer.process.pid, signal.SIGSTOP)
+        stop(consumer.process.pid)
     with contextlib.closing(cairn.connect(job="policy", timeout=patient(60))) as c:
         began = time.monotonic()
         refused = None
@@ -231,7 +231,7 @@ def test_a_stopped_consumer_holds_a_new_trainer_up_for_ten_seconds_and_is_named(
         assert refused is not None, "all slabs are mapped by the stopped consumer"
         assert time.monotonic() - began < patient(30)
         assert f"pid {consumer.process.pid}" in str(refused.error), refused.error
-        os.kill(consumer.process.pid, signal.SIGCONT)
+        go_on(consumer.process.pid)
         until("there is room again", lambda: publish(c, 50, model(50)).ok)
     consumer.process.kill()
     consumer.process.wait()

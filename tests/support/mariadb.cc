@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "common/fd.h"
 #include "tests/support/await.h"
+#include "tests/support/stopped.h"
 
 namespace cairn::testing {
 namespace {
@@ -102,9 +103,11 @@ void MariaDb::Kill() {
 }
 
 void MariaDb::Pause(bool paused) const {
-  ::kill(pid_, paused ? SIGSTOP : SIGCONT);
-  int status = 0;
-  if (paused) ::waitpid(pid_, &status, WUNTRACED);  // none of its threads runs any more
+  if (!paused) {
+    ::kill(pid_, SIGCONT);
+  } else if (!Stop(pid_)) {
+    Fail("mariadbd does not stand still", folder_ + "/server.log");
+  }
 }
 
 catalog::MysqlOptions MariaDb::AsRoot(const std::string& database) const {

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 PRELUDE = r"""
 import faulthandler, os, re, signal, sys, time, warnings
 from patience import patient
+from stopped import go_on, stop
 faulthandler.dump_traceback_later(0.9 * patient(240), exit=True)
 sys.path.insert(0, sys.argv[6])
 import torch
@@ -286,10 +287,10 @@ def test_daemons_and_processes_that_die(tmp_path: Path) -> None:
 
             # The daemon dies after this rank's part was copied and before the process takes it over.
             # Two deaths in a minute it takes without a pause.
-            os.kill(child(), signal.SIGSTOP)
+            stop(child())
             done = our_save(state(2), 2)
             kill_daemon()
-            os.kill(child(), signal.SIGCONT)
+            go_on(child())
             done.result()
             check(2, 2)
 
@@ -324,14 +325,14 @@ def test_daemons_and_processes_that_die(tmp_path: Path) -> None:
 
             # No daemon runs where the Writer is unpickled.
             for save in (stock_save, our_save):
-                os.kill(child(), signal.SIGSTOP)
+                stop(child())
                 with cairn.connect(job, rank=0, world_size=1, attempt=c.attempt, timeout=patient(5)) as away:
                     if save is stock_save:
                         done = save(state(8), 8, cairn.dcp.Writer(away))
                     else:
                         done = cairn.dcp.async_save(state(8), away, 8, async_checkpointer_type=PROCESS)
                     os.rename(socket, socket + "-away")
-                    os.kill(child(), signal.SIGCONT)
+                    go_on(child())
                     fails(done, "no daemon listens at", socket)
                     os.rename(socket + "-away", socket)
             our_save(state(9), 9).result()
