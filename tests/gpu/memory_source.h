@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,11 +18,11 @@ namespace cairn::gpu {
 
 class MemorySource : public Source {
  public:
-  MemorySource(std::string what, std::string bytes, bool mapped = false)
+  MemorySource(std::string what, std::shared_ptr<const std::string> bytes, bool mapped = false)
       : what_(std::move(what)),
         memory_(mapped ? what_ : ""),
         bytes_(std::move(bytes)),
-        crcs_(BlockCrcs(bytes_.data(), bytes_.size(), kBlockBytes)) {}
+        crcs_(BlockCrcs(bytes_->data(), bytes_->size(), kBlockBytes)) {}
 
   // Read gives this block with one bit changed; ReadChecked finds it good, or has no copy that is.
   void Damage(uint64_t block, bool for_good = false) {
@@ -36,18 +37,18 @@ class MemorySource : public Source {
   // Changes a bit of what is mapped, and read; ReadChecked still has it right.
   void FlipMapped(uint64_t at) {
     MutexLock lock(&mutex_);
-    flipped_ = bytes_;
+    flipped_ = *bytes_;
     flipped_[at] ^= 1;
   }
 
   const std::string& what() const override { return what_; }
-  uint64_t length() const override { return bytes_.size(); }
+  uint64_t length() const override { return bytes_->size(); }
   const std::vector<uint32_t>& block_crcs() const override { return crcs_; }
 
   const char* Mapped(uint64_t block) override {
     MutexLock lock(&mutex_);
     if (memory_.empty()) return nullptr;
-    return (flipped_.empty() ? bytes_ : flipped_).data() + block * kBlockBytes;
+    return (flipped_.empty() ? *bytes_ : flipped_).data() + block * kBlockBytes;
   }
   const std::string& memory() const override { return memory_; }
 
@@ -55,7 +56,7 @@ class MemorySource : public Source {
     ++reads_;
     MutexLock lock(&mutex_);
     if (!reads_fail_.ok()) return reads_fail_;
-    const uint64_t n = Copy(flipped_.empty() ? bytes_ : flipped_, block, into);
+    const uint64_t n = Copy(flipped_.empty() ? *bytes_ : flipped_, block, into);
     if (damaged_.contains(block) || lost_.contains(block)) static_cast<char*>(into)[n / 2] ^= 1;
     if (crc != nullptr) *crc = Crc32c(0, into, n);
     return absl::OkStatus();
@@ -67,7 +68,7 @@ class MemorySource : public Source {
       return absl::DataLossError(what_ + ": block " + std::to_string(block) +
                                  " does not match its checksum");
     }
-    Copy(bytes_, block, into);
+    Copy(*bytes_, block, into);
     return absl::OkStatus();
   }
 
@@ -80,7 +81,7 @@ class MemorySource : public Source {
 
   const std::string what_;
   const std::string memory_;
-  const std::string bytes_;
+  const std::shared_ptr<const std::string> bytes_;
   const std::vector<uint32_t> crcs_;
   std::atomic<uint64_t> reads_{0};
   Mutex mutex_;

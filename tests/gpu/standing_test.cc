@@ -47,7 +47,7 @@ class Slab {
   explicit Slab(uint64_t bytes = kModelBytes + kMiB)
       : bytes_(bytes), fd_(testing::Must(MakeMemfd("slab", bytes, 0600))) {}
 
-  void Write(uint64_t offset, const std::string& bytes) const {
+  void Write(uint64_t offset, std::string_view bytes) const {
     ASSERT_TRUE(PwriteAll(fd_.get(), bytes.data(), bytes.size(), offset).ok());
   }
   void Punch(uint64_t offset, uint64_t length) const {
@@ -124,14 +124,14 @@ class Version : public Source {
       : slab_(slab),
         offset_(offset),
         tensors_(tensors),
-        bytes_(Bytes(seed).substr(0, tensors * kTensorBytes)),
+        bytes_(Bytes(seed).data(), tensors * kTensorBytes),
         crcs_(BlockCrcs(bytes_.data(), bytes_.size(), kBlockBytes)),
         memory_("version " + std::to_string(seed)),
         mapping_(testing::Must(Mapping::Map(slab->fd(), 0, slab->bytes(), PROT_READ, MAP_SHARED))) {
     slab->Write(offset, bytes_);
   }
 
-  const std::string& bytes() const { return bytes_; }
+  std::string_view bytes() const { return bytes_; }
   uint64_t tensors() const { return tensors_; }
   bool lost = false;
 
@@ -167,7 +167,7 @@ class Version : public Source {
   Slab* const slab_;
   const uint64_t offset_;
   const uint64_t tensors_;
-  const std::string bytes_;
+  const std::string_view bytes_;
   const std::vector<uint32_t> crcs_;
   const std::string memory_;
   const Mapping mapping_;
@@ -188,29 +188,32 @@ WeightsIndex Index(uint64_t tensors = kTensors) {
 // Its first tensors.
 Plan Whole(uint64_t tensors = kTensors) { return *MakePlan(Index(tensors), {}); }
 
-std::string Out(Device* device, DevicePtr from, uint64_t bytes) {
-  if (device->IsHost()) return std::string(reinterpret_cast<const char*>(from), bytes);
-  std::string text(bytes, '?');
-  const CopyOut piece{from, text.data(), bytes};
+void Append(Device* device, DevicePtr from, uint64_t bytes, std::string* text) {
+  if (device->IsHost()) {
+    text->append(reinterpret_cast<const char*>(from), bytes);
+    return;
+  }
+  text->append(bytes, '?');
+  const CopyOut piece{from, text->data() + text->size() - bytes, bytes};
   EXPECT_TRUE(device->Copy({&piece, 1}, kDefaultStream).ok());
   EXPECT_TRUE(device->Synchronize(kDefaultStream).ok());
-  return text;
 }
 
-// All tensors, one after the other.
-StatusOr<std::string> TakeAll(Device* device, WeightStream* stream) {
-  std::string came;
+// All tensors, one after the other, in memory of the next call too: under ThreadSanitizer fresh memory is slow.
+StatusOr<std::string_view> TakeAll(Device* device, WeightStream* stream) {
+  static std::string& came = *new std::string;
+  came.clear();
   for (;;) {
     CAIRN_ASSIGN_OR_RETURN(const auto tensors, stream->Next());
-    if (tensors.empty()) return came;
+    if (tensors.empty()) return std::string_view(came);
     for (const WeightStream::Tensor& tensor : tensors) {
-      came += Out(device, tensor.data, tensor.wanted->bytes);
+      Append(device, tensor.data, tensor.wanted->bytes, &came);
     }
   }
 }
 
-StatusOr<std::string> Stream(Streamer* streamer, const std::shared_ptr<Version>& version,
-                             StreamStats* stats, const StreamOptions& options = {}) {
+StatusOr<std::string_view> Stream(Streamer* streamer, const std::shared_ptr<Version>& version,
+                                  StreamStats* stats, const StreamOptions& options = {}) {
   CAIRN_ASSIGN_OR_RETURN(const auto stream,
                          streamer->Start({version}, Whole(version->tensors()), options));
   auto came = TakeAll(streamer->device(), stream.get());
@@ -387,7 +390,9 @@ TEST_P(StandingStreams, WhatIsWantedBackInMidStreamIsGivenUpAtOnce) {
     const auto tensors = stream->Next();
     ASSERT_TRUE(tensors.ok()) << tensors.status();
     if (tensors->empty()) break;
-    for (const auto& tensor : *tensors) came += Out(device(), tensor.data, tensor.wanted->bytes);
+    for (const auto& tensor : *tensors) {
+      Append(device(), tensor.data, tensor.wanted->bytes, &came);
+    }
     if (bucket != 1) continue;
     slab_.WantBack();
     EXPECT_EQ(slab_.live(), 0);

@@ -40,15 +40,15 @@ constexpr uint64_t kMiB = 1 << 20;
 // A model of one object: tensors of bytes one after the other, behind a header.
 class Model {
  public:
-  Model() : bytes_(1234, 'h') { index_.objects = {"model.safetensors"}; }
+  Model() { index_.objects = {"model.safetensors"}; }
 
   Model& Add(const std::string& name, const std::vector<uint64_t>& shape) {
     uint64_t n = 1;
     for (uint64_t d : shape) n *= d;
     index_.tensors.push_back(
-        {name, "U8", shape, {{0, bytes_.size(), std::vector<uint64_t>(shape.size(), 0), shape}}});
+        {name, "U8", shape, {{0, bytes_->size(), std::vector<uint64_t>(shape.size(), 0), shape}}});
     content_[name] = Pattern(n, static_cast<uint32_t>(index_.tensors.size()));
-    bytes_ += content_[name];
+    *bytes_ += content_[name];
     return *this;
   }
 
@@ -61,16 +61,20 @@ class Model {
 
  private:
   WeightsIndex index_;
-  std::string bytes_;
+  const std::shared_ptr<std::string> bytes_ = std::make_shared<std::string>(1234, 'h');
   std::map<std::string, std::string> content_;
 };
 
 // Some large tensors, some small, one larger than a bucket, none of them aligned to blocks.
-Model Mixed() {
+Model MakeMixed() {
   Model model;
   model.Add("embed", {3, kMiB + 5});
   for (int i = 0; i < 40; ++i) model.Add("small." + std::to_string(i), {97, 13});
   model.Add("empty", {0, 7}).Add("large", {11, kMiB}).Add("scalar", {}).Add("last", {2, 3 * kMiB});
+  return model;
+}
+const Model& Mixed() {
+  static const Model& model = *new Model(MakeMixed());
   return model;
 }
 
@@ -145,7 +149,7 @@ StreamOptions OfBuckets(uint64_t bytes) {
 }
 
 TEST_P(WeightStreams, BringEveryTensorAsItWas) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   StreamStats stats;
   const auto came = Stream(model.Source(), model.PlanOf(), OfBuckets(2 * kMiB), &stats);
   ASSERT_TRUE(came.ok()) << came.status();
@@ -156,7 +160,7 @@ TEST_P(WeightStreams, BringEveryTensorAsItWas) {
 }
 
 TEST_P(WeightStreams, HandTensorsOutInOrder) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   auto stream = *streamer().Start({model.Source()}, model.PlanOf(), OfBuckets(2 * kMiB));
   std::vector<std::string> small;
   size_t buckets = 0;
@@ -173,7 +177,7 @@ TEST_P(WeightStreams, HandTensorsOutInOrder) {
 }
 
 TEST_P(WeightStreams, ViewsLieInTwoBuffersUntilTheNextCall) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   StreamOptions options = OfBuckets(5 * kMiB);
   options.views = true;
   {
@@ -186,7 +190,7 @@ TEST_P(WeightStreams, ViewsLieInTwoBuffersUntilTheNextCall) {
 }
 
 TEST_P(WeightStreams, GoWhereTheCallerSays) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   std::map<std::string, DeviceBlock> placed;
   StreamOptions options = OfBuckets(3 * kMiB);
   options.caller = kDefaultStream;
@@ -260,7 +264,7 @@ TEST_P(WeightStreams, ABitFlippedWhereItIsMappedIsReadAgain) {
 }
 
 TEST_P(WeightStreams, ABadBlockIsReadAgain) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   for (const Check check : {Check::kDevice, Check::kHost}) {
     const auto source = model.Source();
     source->Damage(0);
@@ -276,7 +280,7 @@ TEST_P(WeightStreams, ABadBlockIsReadAgain) {
 }
 
 TEST_P(WeightStreams, ABlockWithoutAGoodCopyNamesTensorAndBlock) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   for (const Check check : {Check::kDevice, Check::kHost}) {
     const auto source = model.Source();
     source->Damage(2, true);
@@ -290,7 +294,7 @@ TEST_P(WeightStreams, ABlockWithoutAGoodCopyNamesTensorAndBlock) {
 }
 
 TEST_P(WeightStreams, NothingOfABadBlockIsHandedOut) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   const auto source = model.Source();
   source->Damage(0, true);
   auto stream = *streamer().Start({source}, model.PlanOf(), OfBuckets(kMiB));
@@ -299,7 +303,7 @@ TEST_P(WeightStreams, NothingOfABadBlockIsHandedOut) {
 }
 
 TEST_P(WeightStreams, WhoAsksForItGetsUncheckedBytes) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   const auto source = model.Source();
   source->Damage(1, true);
   StreamOptions options;
@@ -310,7 +314,7 @@ TEST_P(WeightStreams, WhoAsksForItGetsUncheckedBytes) {
 }
 
 TEST_P(WeightStreams, AnErrorOfTheSourceEndsIt) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   const auto source = model.Source();
   source->FailReads(absl::UnavailableError("gone"));
   source->Damage(2, true);
@@ -319,7 +323,7 @@ TEST_P(WeightStreams, AnErrorOfTheSourceEndsIt) {
 }
 
 TEST_P(WeightStreams, WhoStopsTakingStopsTheStream) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   const auto source = model.Source();
   {
     auto stream = *streamer().Start({source}, model.PlanOf(), OfBuckets(kMiB));
@@ -350,7 +354,7 @@ TEST_P(WeightStreams, ACallerThatNeverTakesHoldsABoundedPart) {
 }
 
 TEST_P(WeightStreams, TwoAtOnceShareTheLanes) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   auto one = *streamer().Start({model.Source()}, model.PlanOf(), OfBuckets(kMiB));
   auto two = *streamer().Start({model.Source()}, model.PlanOf(), OfBuckets(kMiB));
   EXPECT_EQ(*TakeAll(device(), two.get()), model.content());
@@ -376,7 +380,7 @@ TEST_P(WeightStreams, AThousandLeaveNothingBehind) {
 }
 
 TEST_P(WeightStreams, AForkedChildIsRefusedAndTheParentGoesOn) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   auto stream = *streamer().Start({model.Source()}, model.PlanOf(), OfBuckets(kMiB));
   ASSERT_TRUE(stream->Next().ok());
   const pid_t child = fork();
@@ -393,7 +397,7 @@ TEST_P(WeightStreams, AForkedChildIsRefusedAndTheParentGoesOn) {
 }
 
 TEST_P(WeightStreams, ABucketBelowTheAlignmentIsRefused) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   for (const bool views : {false, true}) {
     StreamOptions options = OfBuckets(255);
     options.views = views;
@@ -404,8 +408,9 @@ TEST_P(WeightStreams, ABucketBelowTheAlignmentIsRefused) {
 }
 
 TEST_P(WeightStreams, ASourceThatIsShorterThanThePlanIsRefused) {
-  const Model model = Mixed();
-  auto shorter = std::make_shared<MemorySource>("run/3 object short", std::string(5 * kMiB, 'x'));
+  const Model& model = Mixed();
+  auto shorter = std::make_shared<MemorySource>("run/3 object short",
+                                                std::make_shared<std::string>(5 * kMiB, 'x'));
   const Status status = streamer().Start({shorter}, model.PlanOf(), {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("run/3 object short"));
@@ -427,7 +432,7 @@ struct Faulty {
 };
 
 TEST(WeightStreamFaults, ABitThatTheDeviceFlipsIsMended) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Faulty faulty;
   faulty.faults->Add({.call = DeviceCall::kFlip, .after = 1, .times = 1});
   auto stream = *faulty.streamer.Start({model.Source()}, model.PlanOf(), OfBuckets(kMiB));
@@ -436,7 +441,7 @@ TEST(WeightStreamFaults, ABitThatTheDeviceFlipsIsMended) {
 }
 
 TEST(WeightStreamFaults, ADeviceThatFlipsEveryTimeIsDataLoss) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Faulty faulty;
   faulty.faults->Add({.call = DeviceCall::kFlip});
   auto stream = *faulty.streamer.Start({model.Source()}, model.PlanOf(), OfBuckets(kMiB));
@@ -446,7 +451,7 @@ TEST(WeightStreamFaults, ADeviceThatFlipsEveryTimeIsDataLoss) {
 }
 
 TEST(WeightStreamFaults, ADeviceWithoutChecksumsChecksOnTheHostAndSaysSo) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Faulty faulty({.checksums = false});
   const auto source = model.Source();
   source->Damage(1);
@@ -565,7 +570,7 @@ TEST(WeightStreamFaults, CopiesWaitForTheCallersStream) {
 }
 
 TEST(WeightStreamFaults, TheHostsDeviceTakesWhatIsMappedDirectly) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Streamer streamer(MakeHostDevice());
   auto stream = *streamer.Start({model.Source(true)}, model.PlanOf(), {});
   EXPECT_TRUE(*TakeAll(streamer.device(), stream.get()) == model.content());
@@ -573,7 +578,7 @@ TEST(WeightStreamFaults, TheHostsDeviceTakesWhatIsMappedDirectly) {
 }
 
 TEST(WeightStreamFaults, AStopFromAnotherThreadEndsANextThatWaits) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Faulty faulty;
   faulty.faults->Add({.kind = testing::FaultKind::kHang, .call = DeviceCall::kCopyIn});
   auto stream = *faulty.streamer.Start({model.Source()}, model.PlanOf(), OfBuckets(kMiB));
@@ -584,7 +589,7 @@ TEST(WeightStreamFaults, AStopFromAnotherThreadEndsANextThatWaits) {
 }
 
 TEST(WeightStreamFaults, FewerPinnedSlotsThanAskedForAreEnough) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Faulty faulty({}, {.lanes = 1, .slots = 4});
   faulty.faults->Add({.call = DeviceCall::kAllocatePinned,
                       .after = 2,  // the checksums, the first slot
@@ -595,7 +600,7 @@ TEST(WeightStreamFaults, FewerPinnedSlotsThanAskedForAreEnough) {
 }
 
 TEST(WeightStreamFaults, MoreStreamsThanLanesAreRefused) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Faulty faulty({}, {.lanes = 1, .slots = 2});
   auto one = *faulty.streamer.Start({model.Source()}, model.PlanOf(), {});
   EXPECT_TRUE(absl::IsResourceExhausted(
@@ -605,7 +610,7 @@ TEST(WeightStreamFaults, MoreStreamsThanLanesAreRefused) {
 }
 
 TEST(WeightStreamFaults, ACallerWithoutMemoryEndsItWithItsOwnWords) {
-  const Model model = Mixed();
+  const Model& model = Mixed();
   Faulty faulty;
   StreamOptions options = OfBuckets(kMiB);
   int asked = 0;
