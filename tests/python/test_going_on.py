@@ -505,6 +505,17 @@ def test_questions_need_no_connection(
     assert [(c.rank, c.job) for c in cairn.api._implicit.values()] == [(-1, "")]
 
 
+def test_another_socket_in_the_environment_is_another_node(
+    node: Node, own_node: Node, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for here, content in ((node, b"1"), (own_node, b"2")):
+        monkeypatch.setenv("CAIRN_SOCKET", here.socket)
+        cairn.save(content, f"cairn://{job}/1/a")
+    for here, content in ((node, b"1"), (own_node, b"2")):
+        monkeypatch.setenv("CAIRN_SOCKET", here.socket)
+        assert cairn.load(f"cairn://{job}/1/a") == content
+
+
 def test_with_a_connection_short_paths_are_of_its_job(node: Node, job: str) -> None:
     with pytest.raises(ValueError, match="needs a job"):
         cairn.exists("1/a")

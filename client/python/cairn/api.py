@@ -14,8 +14,9 @@ from cairn.errors import CairnWarning, InvalidArgument, Unavailable
 
 # What connect() returned last. "STEP/NAME" is of its job, and save and load use it.
 _current: Connection | None = None
-# Connections that save and load made for themselves, by (process, job). That of job "" reads any job.
-_implicit: dict[tuple[int, str], Connection] = {}
+# Connections that save and load made for themselves, by process, job and what the environment said.
+# That of job "" reads any job.
+_implicit: dict[tuple[Any, ...], Connection] = {}
 _said_stock: set[str] = set()
 
 
@@ -196,17 +197,19 @@ _WITHOUT_DAEMON = (
 
 
 def _implicit_connection(job: str, writes: bool) -> Connection:
-    """A connection for a path used without connect(): made once per process and job."""
-    key = (os.getpid(), job if writes else "")
+    """A connection for a path used without connect(): made once per process, job and environment."""
+    run, restart = _launcher() if writes else ("", -1)
+    attempt = (_environment_int("CAIRN_ATTEMPT", 1) or 0) if writes else 0
+    socket = os.environ.get("CAIRN_SOCKET", "")
+    key = (os.getpid(), job if writes else "", socket, attempt, run, restart)
     if key not in _implicit:
-        run, restart = _launcher() if writes else ("", -1)
         connection = Connection(
             Options(
                 job=job,
                 rank=0 if writes else READER,
                 world_size=1 if writes else 0,
-                attempt=(_environment_int("CAIRN_ATTEMPT", 1) or 0) if writes else 0,
-                socket=os.environ.get("CAIRN_SOCKET", ""),
+                attempt=attempt,
+                socket=socket,
                 run=run,
                 restart=restart,
             )

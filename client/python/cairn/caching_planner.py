@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 
 from cairn.enclosed import opened
 from cairn.errors import FailedPrecondition, InvalidArgument
+from cairn.own_chunks import answers_itself
 from cairn.shared_metadata import SharedMetadata
 
 try:
@@ -58,7 +59,7 @@ class _Walk:
       locals: of each leaf the tensor that has this process's elements; the leaf itself where it is none.
       facts: plain values, one after the other; equal ones mean equal local plans, and local tensors that are
           equal but for where their elements are, and for these.
-      can_be_kept: False where a value plans itself (ShardedTensor, `__create_write_items__`).
+      can_be_kept: False where a value plans itself (ShardedTensor, own_chunks.py).
     """
 
     def __init__(self, state_dict: Mapping[Any, Any], expected: list[Any]) -> None:
@@ -111,31 +112,28 @@ class _Walk:
             return self._list
         if isinstance(value, (DTensor, ShardedTensor)):
             return self._plans_itself  # a subclass may answer otherwise than DTensor
-        if isinstance(value, torch.Tensor) and not hasattr(value, "__create_write_items__"):
+        if isinstance(value, torch.Tensor):
             return self._tensor
         return self._object
 
     def _mapping(self, values: Mapping[Any, Any]) -> None:
         # Names are made of str(key): 1 and True are equal keys and have different names.
         self._add(list(map(str, values)))
-        kinds = self._kinds
         for value in values.values():
-            kind = kinds.get(type(value))
-            if kind is None:
-                kind = kinds[type(value)] = self._kind_of(value)
-            kind(value)
+            self._visit(value)
 
     def _list(self, values: list[Any]) -> None:
         if _is_terminal(values):
-            self._add(list)
-            self.leaves.append(values)
-            self.locals.append(values)
+            self._object(values)
             return
         self._add(len(values))
         for value in values:
             self._visit(value)
 
     def _dtensor(self, value: Any) -> None:
+        if answers_itself(value):
+            self._plans_itself(value)
+            return
         self.leaves.append(value)
         spec, local = value._spec, value._local_tensor
         self.locals.append(local)
@@ -146,7 +144,8 @@ class _Walk:
         self._add(
             (
                 mesh,
-                spec.placements,
+                # In some versions of torch a _StridedShard equals the Shard of its dimension.
+                [(type(one), one) for one in spec.placements],
                 value.shape,
                 type(local),
                 dtype,
@@ -164,13 +163,13 @@ class _Walk:
 
     def _note_mesh(self, mesh: Any) -> int:
         number = self._meshes[id(mesh)] = len(self._meshes)
-        ranks = mesh.mesh
-        self._add(
-            (tuple(ranks.shape), ranks.flatten().tolist(), mesh.device_type, mesh.get_coordinate())
-        )
+        self._add((mesh.mesh.tolist(), mesh.device_type, mesh.get_coordinate()))
         return number
 
     def _tensor(self, value: Any) -> None:
+        if answers_itself(value):
+            self._plans_itself(value)
+            return
         self.leaves.append(value)
         self.locals.append(value)
         dtype = value.dtype
@@ -191,8 +190,9 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         """It is serialized anew in every save; only that it is there belongs to the plan."""
-        if hasattr(value, "__create_write_items__"):
-            self.can_be_kept = False
+        if answers_itself(value):
+            self._plans_itself(value)
+            return
         self.leaves.append(value)
         self.locals.append(value)
         self._add(type(value))

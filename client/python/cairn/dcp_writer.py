@@ -20,7 +20,16 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from cairn import _native, child_memory, errors, kept_saves, paths, read_index, unchanged
+from cairn import (
+    _native,
+    child_memory,
+    errors,
+    kept_saves,
+    own_chunks,
+    paths,
+    read_index,
+    unchanged,
+)
 from cairn.enclosed import Enclosed, opened
 from cairn.errors import CairnWarning, Error, FailedPrecondition, InvalidArgument
 from cairn.notices import log
@@ -469,7 +478,7 @@ def _copied(obj: Any, watch: unchanged.Watch) -> Any:
     if isinstance(obj, torch.Tensor):
         if watch.add([(unchanged.local(obj), unchanged.address(obj))]):
             return obj
-        return obj.detach().clone()
+        return own_chunks.copied(obj)
     if isinstance(obj, Enclosed):
         return Enclosed(_copied(obj.whole, watch))
     if isinstance(obj, dict):

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def encode(obj: Any) -> Payload | None:
     """The payload of a plain numpy array or a bytes-like object; None for anything else.
 
-    Arrays that hold Python objects, and subclasses of ndarray (whose class a .npy file cannot say), are
-    None too: torch's format pickles them. A contiguous array, in C or in Fortran order, is not copied.
+    Arrays that hold Python objects, subclasses of ndarray, and arrays of a dtype that another library made
+    (bfloat16) are None too, because a .npy file cannot say what they are: torch's format pickles them. A
+    contiguous array, in C or in Fortran order, is not copied.
     """
     if isinstance(obj, (bytes, bytearray)):
         return Payload("raw", sources=[(obj, len(obj))])
@@ -26,6 +27,8 @@ def encode(obj: Any) -> Payload | None:
         return Payload("raw", sources=[(held, held.nbytes)])
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) not in (numpy.ndarray, numpy.memmap) or obj.dtype.hasobject:
+        return None
+    if not _can_be_named(numpy, obj.dtype):
         return None
     if not (obj.flags.c_contiguous or obj.flags.f_contiguous):
         obj = numpy.ascontiguousarray(obj)
@@ -43,6 +46,17 @@ def encode(obj: Any) -> Payload | None:
     return Payload(
         "numpy", sources=[(literal, len(literal)), (obj.ctypes.data, obj.nbytes)], keep=obj
     )
+
+
+def _can_be_named(numpy: Any, dtype: Any) -> bool:
+    """Whether what a .npy file says of the dtype is read as the same one."""
+    if dtype.isbuiltin == 1:
+        return True
+    try:
+        named = numpy.lib.format.dtype_to_descr(dtype)
+        return bool(numpy.lib.format.descr_to_dtype(named) == dtype)
+    except (TypeError, ValueError):
+        return False
 
 
 def decode(region: _native.Region) -> Any:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cairn import _native, arguments, device_memory, paths
+from cairn import _native, arguments, device_memory, paths, unchanged
 from cairn.connection import Connection
 from cairn.errors import Error, InvalidArgument
 from cairn.payload import Payload
@@ -155,12 +155,8 @@ def _payload(state: Mapping[str, Any], rank: int, alone: bool) -> Payload:
         part = _part(torch, name, value, alone)
         if part is None:
             continue
-        tensor = part.tensor
-        problem = _why_not_saved(torch, tensor)
-        if problem:
-            raise InvalidArgument(f"tensor {name!r}: {problem} has no place in a safetensors file")
         _check_part(name, part)
-        tensor = tensor.detach()
+        tensor = part.tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
         # Where it is: a save from a device comes after what its current stream was asked for.
@@ -196,14 +192,28 @@ def _check_tensor_name(name: Any) -> None:
         raise InvalidArgument(f"tensor {name!r}: its name is not UTF-8") from None
 
 
+def _check_tensor(torch: Any, name: str, tensor: Any) -> None:
+    problem = _why_not_saved(torch, tensor)
+    if problem:
+        raise InvalidArgument(f"tensor {name!r}: {problem} has no place in a safetensors file")
+
+
 def _why_not_saved(torch: Any, tensor: Any) -> str:
     if not isinstance(tensor, torch.Tensor):
         return type(tensor).__name__
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return "a lazy tensor, which has no shape yet,"
+    if tensor.is_nested:
+        return "a nested tensor"
     if tensor.is_quantized:
         return "a quantized tensor"
     if tensor.layout != torch.strided:
         return f"a tensor of layout {tensor.layout}"
-    return "a tensor without data, on the meta device," if tensor.device.type == "meta" else ""
+    if tensor.device.type == "meta":
+        return "a tensor without data, on the meta device,"
+    if tensor.numel() and unchanged.address(tensor) is None:
+        return f"a {type(tensor).__name__} without storage of its own"
+    return ""
 
 
 def _check_part(name: str, part: Part) -> None:
@@ -227,39 +237,84 @@ def _is_dtensor(value: Any) -> bool:
 def _part(torch: Any, name: str, value: Any, alone: bool) -> Part | None:
     """What this rank saves of a value; None: another rank does."""
     if isinstance(value, Part):
-        return value
-    if _is_dtensor(value):
-        return _dtensor_part(name, value, alone)
-    if not isinstance(value, torch.Tensor):
+        part: Part | None = value
+    elif _is_dtensor(value):
+        part = _dtensor_part(name, value, alone)
+    elif isinstance(value, torch.Tensor):
+        _check_tensor(torch, name, value)  # some kinds have no shape
+        part = Part(value, tuple(value.shape), (0,) * value.dim())
+    else:
         raise InvalidArgument(f"tensor {name!r} is a {type(value).__name__}, no tensor")
-    return Part(value, tuple(value.shape), (0,) * value.dim())
+    if part is not None:
+        _check_tensor(torch, name, part.tensor)
+    return part
 
 
 def _dtensor_part(name: str, value: Any, alone: bool) -> Part | None:
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None  # a rank outside the mesh
+    for place, placement in zip(coordinate, value.placements, strict=True):
+        if placement.is_partial():
+            raise InvalidArgument(f"tensor {name!r} is partial: reduce it before it is published")
+        if placement.is_replicate() and place != 0 and not alone:
+            return None
+    local, start = _local_box(name, value)
+    if 0 in local.shape and 0 not in value.shape:
+        return None
+    return Part(local, tuple(value.shape), tuple(start))
+
+
+def _local_box(name: str, value: Any) -> tuple[Any, Sequence[int]]:
+    """What this rank has of a DTensor, and where it begins in the whole."""
+    from cairn.own_chunks import answers_itself
+
+    if answers_itself(value):
+        items = value.__create_write_items__(name, value)
+        if len(items) != 1:
+            raise InvalidArgument(
+                f"tensor {name!r}: this rank has {len(items)} chunks of it, wanted is one"
+            )
+        return value.__get_tensor_shard__(items[0].index), items[0].tensor_data.chunk.offsets
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     except ImportError:
         from torch.distributed._tensor._utils import (  # torch before 2.5
             compute_local_shape_and_global_offset,
         )
-    mesh, placements = value.device_mesh, value.placements
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return None  # a rank outside the mesh
-    for place, placement in zip(coordinate, placements, strict=True):
-        if placement.is_partial():
-            raise InvalidArgument(f"tensor {name!r} is partial: reduce it before it is published")
-        if placement.is_replicate() and place != 0 and not alone:
-            return None
     local = value.to_local()
-    shape, start = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    shape, start = compute_local_shape_and_global_offset(
+        value.shape, value.device_mesh, value.placements
+    )
     if tuple(shape) != tuple(local.shape):
         raise InvalidArgument(
             f"tensor {name!r}: this rank has {tuple(local.shape)} of it, by its placements {tuple(shape)}"
         )
-    if 0 in local.shape and 0 not in value.shape:
-        return None
-    return Part(local, tuple(value.shape), tuple(start))
+    for dim in {one.dim for one in value.placements if hasattr(one, "split_factor")}:
+        _check_in_one_piece(name, value, dim)
+    return local, start
+
+
+def _check_in_one_piece(name: str, value: Any, dim: int) -> None:
+    """torch cuts a _StridedShard into more pieces than ranks. Only if a later placement cuts each rank's
+    again is one piece left."""
+    torch = torch_module()
+    shape = [1] * value.dim()
+    shape[dim] = value.shape[dim]
+    kept = torch.arange(value.shape[dim]).view(shape)
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    for number, placement in enumerate(value.placements):
+        if getattr(placement, "dim", None) == dim:
+            parts, _ = placement._split_tensor(kept, mesh.size(number), with_padding=False)
+            kept = parts[coordinate[number]]
+    numbers = kept.flatten()
+    if numbers.numel() and int(numbers[-1] - numbers[0]) != numbers.numel() - 1:
+        raise InvalidArgument(
+            f"tensor {name!r}: by its placements {value.placements} this rank has several pieces of it along "
+            f"dimension {dim}: redistribute it before it is published"
+        )
 
 
 class _SourceFile:

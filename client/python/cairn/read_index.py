@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list, _create_read_items
 
 from cairn.errors import Corrupt, MissingObject
+from cairn.own_chunks import answers_itself
 
 try:
     from torch.distributed.tensor import DTensor
@@ -522,9 +523,13 @@ class _Planning:
             self.items += _create_read_items(name, saved, value)
 
     def _local_chunks(self, tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
-        if type(tensor) is not DTensor:
+        if type(tensor) is not DTensor or answers_itself(tensor):
             return _create_chunk_list(tensor)
-        key = (tensor.shape, id(tensor.device_mesh), tensor.placements)
+        key = (
+            tensor.shape,
+            id(tensor.device_mesh),
+            tuple((type(one), one) for one in tensor.placements),
+        )
         found = self._chunks.get(key)
         if found is None:
             found = self._chunks[key] = _create_chunk_list(tensor)
