@@ -237,6 +237,16 @@ def test_a_custom_pickle_module_pickles() -> None:
     )
 
 
+def test_a_pickler_that_is_replaced_pickles_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(kinds.make("nested"), pickle_module=CountingPickle)
+    monkeypatch.setattr(CountingPickle, "Pickler", pickle._Pickler)
+    before = CountingPickle.dumped
+    obj = kinds.make("nested")
+    writer = saved(obj, pickle_module=CountingPickle)
+    assert CountingPickle.dumped == before
+    kinds.assert_same(stock_load(writer.bytes, weights_only=False), obj)
+
+
 def test_the_format_of_before_zip_goes_through_stock_torch() -> None:
     obj = kinds.make("views_and_aliases")
     writer = saved(obj, _use_new_zipfile_serialization=False)

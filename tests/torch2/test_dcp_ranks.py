@@ -680,3 +680,24 @@ def test_a_rank_whose_state_cannot_be_asked_fails_all(node: Node, tmp_path: Path
         node,
         tmp_path,
     )
+
+
+def test_groups_of_another_default_group_are_made_anew(node: Node, tmp_path: Path) -> None:
+    run_ranks(
+        2,
+        r"""
+        from cairn import distributed
+        def groups():
+            return distributed.own_group("busy"), distributed.group_beside(None)
+        assert groups() == groups()
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=f"file://{place}-2", rank=rank, world_size=world)
+        for group in groups():
+            ones = torch.ones(1)
+            dist.all_reduce(ones, group=group)
+            assert ones.item() == 2
+        """,
+        "groups",
+        node,
+        tmp_path,
+    )

@@ -1,5 +1,5 @@
-"""Tensors that tell DCP themselves which chunks they are, as Megatron-FSDP's DTensors do (promise 2): a save and
-a load ask them each time, and never take what an equal tensor said."""
+"""Tensors that say themselves which chunks they are, as Megatron-FSDP's DTensors do (promise 2): a save and a
+load ask them each time, and never take the answer of an equal tensor."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def test_interleaved_pieces_are_refused_by_name(node: Node, tmp_path: Path) -> None:
-    """As of a fused QKV: what a rank has is no one piece of the tensor."""
+    """As of a fused QKV: a rank has several pieces of the tensor."""
     run_ranks(
         2,
         INTERLEAVED

@@ -1,5 +1,5 @@
-"""Tensors that tell DCP themselves which chunks of a whole tensor they are, by methods of its protocol on
-the value or on a DTensor's local tensor (Megatron-FSDP cuts equal tensors at different rows so). Two that are
+"""Tensors that say themselves which chunks of a whole tensor they are, by methods of DCP's protocol on the
+value or on a DTensor's local tensor (Megatron-FSDP cuts equal tensors at different rows so). Two that are
 equal in all else may answer differently, and the same one differently later: they are asked each time.
 """
 

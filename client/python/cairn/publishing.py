@@ -267,7 +267,7 @@ def _dtensor_part(name: str, value: Any, alone: bool) -> Part | None:
 
 
 def _local_box(name: str, value: Any) -> tuple[Any, Sequence[int]]:
-    """What this rank has of a DTensor, and where it begins in the whole."""
+    """This rank's part of a DTensor, and where it begins in the whole."""
     from cairn.own_chunks import answers_itself
 
     if answers_itself(value):

@@ -167,15 +167,15 @@ _saving = threading.local()
 
 
 @functools.lru_cache(maxsize=16)
-def _keeping(pickle_module: Any) -> Any:
-    """`pickle_module` with a Pickler that stays in `_saving.picklers`, and with it everything it has
+def _keeping(pickle_module: Any, pickler: Any) -> Any:
+    """`pickle_module` with its Pickler as one that stays in `_saving.picklers`, and with it everything it has
     pickled: the storages of tensors that some __reduce__ made only for the occasion are copied later.
 
     One class per module, which knows no save: a class of its own for each save would be a reference cycle
     that holds the tensors until the garbage collector comes.
     """
 
-    class Pickler(pickle_module.Pickler):  # type: ignore[misc]
+    class Pickler(pickler):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             _saving.picklers.append(self)
@@ -240,7 +240,7 @@ def _collect(
     """The payload, and of its records the addresses of the storages that they are."""
     save = torch.serialization._save
     collector = _Collector(stays)
-    arguments = [obj, collector, _keeping(pickle_module), pickle_protocol]
+    arguments = [obj, collector, _keeping(pickle_module, pickle_module.Pickler), pickle_protocol]
     if len(inspect.signature(save).parameters) > len(arguments):
         arguments.append(disable_byteorder)
     outer = getattr(_saving, "picklers", None)  # a __reduce__ may itself save something
