@@ -29,12 +29,17 @@ struct JsonField {
 struct JsonEntry {
   std::string name;
   std::vector<JsonField> fields;
+  bool null = false;  // null stands there instead of an object
 };
+
+// Whether a field is passed over, whatever its value is.
+using JsonPassesOver = std::function<bool(absl::string_view entry, absl::string_view field)>;
 
 // Calls `take` with each entry in turn, and ends with the first error that it returns. INVALID_ARGUMENT, naming entry
 // and field, for what is not JSON or not of this form, a name that is twice in its object, and a number that is
 // negative, not whole, or not below 2^63.
-Status ReadJsonEntries(absl::string_view json, const std::function<Status(JsonEntry)>& take);
+Status ReadJsonEntries(absl::string_view json, const std::function<Status(JsonEntry)>& take,
+                       const JsonPassesOver& passes_over = nullptr);
 
 // `text` as a JSON string, quotes included. INVALID_ARGUMENT when it is not UTF-8.
 StatusOr<std::string> JsonText(absl::string_view text);

@@ -58,9 +58,6 @@ Status TakeField(const JsonField& field, TensorEntry* tensor) {
     tensor->dtype = *field.text();
     return absl::OkStatus();
   }
-  if (field.name != "shape" && field.name != "data_offsets") {
-    return absl::InvalidArgumentError("is not a field of the format");
-  }
   if (field.numbers() == nullptr) return absl::InvalidArgumentError("is not a list of numbers");
   const std::vector<uint64_t>& numbers = *field.numbers();
   if (field.name == "shape") {
@@ -77,6 +74,9 @@ Status TakeField(const JsonField& field, TensorEntry* tensor) {
 
 StatusOr<TensorEntry> TakeTensor(JsonEntry entry) {
   if (entry.name.empty()) return absl::InvalidArgumentError("a tensor's name is empty");
+  if (entry.null) {
+    return absl::InvalidArgumentError(absl::StrCat(Quoted(entry.name), ": is not an object"));
+  }
   TensorEntry tensor;
   tensor.name = std::move(entry.name);
   for (const JsonField& field : entry.fields) {
@@ -102,6 +102,11 @@ StatusOr<TensorEntry> TakeTensor(JsonEntry entry) {
         tensor.end - tensor.begin, " bytes, but dtype and shape say ", *bytes));
   }
   return tensor;
+}
+
+// Fields that the format does not have: the stock library passes over them, too.
+bool IsForeign(absl::string_view entry, absl::string_view field) {
+  return entry != kMetadata && field != "dtype" && field != "shape" && field != "data_offsets";
 }
 
 // Tensors in the order of their bytes fill all of `data_bytes`, one after the other.
@@ -206,12 +211,13 @@ StatusOr<SafetensorsHeader> ReadSafetensorsHeader(absl::string_view head, uint64
   }
   const auto json =
       head.substr(kSafetensorsLengthBytes, header.data_begin - kSafetensorsLengthBytes);
-  const Status read = ReadJsonEntries(json, [&](JsonEntry entry) -> Status {
+  const auto take = [&](JsonEntry entry) -> Status {
     if (entry.name == kMetadata) return TakeMetadata(std::move(entry), &header);
     CAIRN_ASSIGN_OR_RETURN(TensorEntry tensor, TakeTensor(std::move(entry)));
     header.tensors.push_back(std::move(tensor));
     return absl::OkStatus();
-  });
+  };
+  const Status read = ReadJsonEntries(json, take, IsForeign);
   CAIRN_RETURN_IF_ERROR(Annotate(read, "safetensors"));
   // Stable, so that several empty tensors at one place stay as the header has them.
   std::stable_sort(header.tensors.begin(), header.tensors.end(),
