@@ -16,7 +16,7 @@ from cairn.connection import Connection
 from cairn.errors import Error, InvalidArgument
 from cairn.payload import Payload
 from cairn.step import Step
-from cairn.tensor_types import dtype_name, torch_module
+from cairn.tensor_types import dtype_name, safetensors_shape, torch_module
 
 log = logging.getLogger("cairn")
 
@@ -164,9 +164,12 @@ def _payload(state: Mapping[str, Any], rank: int, alone: bool) -> Payload:
         if not device_memory.is_source(tensor.device):
             tensor = tensor.to("cpu")
         tensors.append(tensor)
-        entries.append((name, dtype_name(torch, name, tensor), list(tensor.shape)))
-        shape, start = list(part.shape), list(part.start)
-        if shape != list(tensor.shape) or any(start):
+        dtype = dtype_name(torch, name, tensor)
+        own, shape, start = (
+            safetensors_shape(dtype, box) for box in (tensor.shape, part.shape, part.start)
+        )
+        entries.append((name, dtype, own))
+        if shape != own or any(start):
             parts[name] = {"shape": shape, "start": start}
     metadata = {"format": "pt"}
     if parts:

@@ -11,7 +11,7 @@ from typing import Any
 from cairn import _native, arguments, info
 from cairn.connection import Connection
 from cairn.errors import InvalidArgument, NotFound, Timeout, Unavailable
-from cairn.tensor_types import torch_dtype, torch_module
+from cairn.tensor_types import torch_dtype, torch_module, torch_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,7 +424,9 @@ class _Placer:
         kind = torch_dtype(self._torch, name, dtype)
         # torch's allocator gives out memory that earlier work of the *current* stream may still use.
         with self._torch.cuda.stream(self._order):
-            tensor = self._torch.empty(shape, dtype=kind, device=self._device)
+            tensor = self._torch.empty(
+                torch_shape(name, dtype, shape), dtype=kind, device=self._device
+            )
         self._placed[name] = tensor
         return int(tensor.data_ptr())
 
@@ -460,6 +462,7 @@ class _Maker:
     ) -> Any:
         torch = self._torch
         kind = torch_dtype(torch, name, dtype)
+        shape = torch_shape(name, dtype, shape)
         if length == 0:
             return torch.empty(shape, dtype=kind, device=self._device)
         if self._device.type == "cpu":

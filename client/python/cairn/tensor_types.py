@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cairn.errors import InvalidArgument
@@ -9,6 +10,7 @@ from cairn.errors import InvalidArgument
 # safetensors' names of element types, and torch's; which of them there are depends on the torch at hand.
 DTYPES = {
     "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
     "U8": "uint8",
     "I8": "int8",
     "F8_E5M2": "float8_e5m2",
@@ -52,3 +54,26 @@ def torch_dtype(torch: Any, name: str, dtype: str) -> Any:
             f"tensor {name!r} is of {dtype}, which torch {torch.__version__} lacks"
         )
     return found
+
+
+# How many elements torch has in one: its last dimension is so much shorter.
+_PACKED = {"F4": 2}
+
+
+def torch_shape(name: str, dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of torch's tensor, of one that safetensors says."""
+    packed = _PACKED.get(dtype, 1)
+    if packed == 1:
+        return tuple(shape)
+    if not shape or shape[-1] % packed:
+        raise InvalidArgument(
+            f"tensor {name!r} is of {dtype} and shape {list(shape)}: torch has {packed} elements in one "
+            "along the last dimension"
+        )
+    return *shape[:-1], shape[-1] // packed
+
+
+def safetensors_shape(dtype: str, shape: Sequence[int]) -> list[int]:
+    """The shape, or a place in it, that safetensors says, of torch's."""
+    packed = _PACKED.get(dtype, 1)
+    return [*shape[:-1], shape[-1] * packed] if packed > 1 and shape else list(shape)
