@@ -174,7 +174,8 @@ class Reader final : public nlohmann::json_sax<Json> {
 Status ReadJsonEntries(absl::string_view json, const std::function<Status(JsonEntry)>& take,
                        const JsonPassesOver& passes_over) {
   // nlohmann skips a byte order mark, and takes a zero byte for the end of the text.
-  if (json.empty() || json[0] != '{') {
+  const size_t begin = json.find_first_not_of(" \t\r\n");
+  if (begin == json.npos || json[begin] != '{') {
     return absl::InvalidArgumentError("is not a JSON object: it does not begin with {");
   }
   if (const size_t zero = json.find('\0'); zero != json.npos) {

@@ -73,7 +73,6 @@ Status TakeField(const JsonField& field, TensorEntry* tensor) {
 }
 
 StatusOr<TensorEntry> TakeTensor(JsonEntry entry) {
-  if (entry.name.empty()) return absl::InvalidArgumentError("a tensor's name is empty");
   if (entry.null) {
     return absl::InvalidArgumentError(absl::StrCat(Quoted(entry.name), ": is not an object"));
   }

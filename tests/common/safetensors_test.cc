@@ -220,7 +220,7 @@ TEST(SafetensorsJson, CutShortIsRefused) {
 }
 
 TEST(SafetensorsJson, ThatIsNoObjectIsRefused) {
-  for (const char* json : {"[]", "12", "null", "\"a\"", "tr", "  {}", "\xEF\xBB\xBF{}"}) {
+  for (const char* json : {"[]", "12", "null", "\"a\"", "tr", "  []", "\xEF\xBB\xBF{}"}) {
     EXPECT_THAT(WhyNot(json, 0), HasSubstr("is not a JSON object")) << json;
   }
 }
@@ -393,10 +393,6 @@ TEST(SafetensorsEntries, BeyondTheFileAreRefused) {
   EXPECT_THAT(
       WhyNot(Object({Entry("a", "U8", "[9223372036854775807]", "[0,9223372036854775807]")}), 3),
       HasSubstr("\"a\": data_offsets: [0, 9223372036854775807) is beyond the file"));
-}
-
-TEST(SafetensorsEntries, WithoutANameAreRefused) {
-  EXPECT_THAT(WhyNot(Object({Entry("", "U8", "[1]", "[0,1]")}), 1), HasSubstr("name is empty"));
 }
 
 TEST(SafetensorsEntries, WithALongNameAreNamedShortly) {

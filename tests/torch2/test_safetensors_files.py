@@ -39,6 +39,8 @@ FILES = {
     "another field": file_of({"w": {**W, "note": "x"}}),
     "another field of a list": file_of({"w": {"strides": [1], **W}}),
     "another field of a tree": file_of({"w": {**W, "more": {"a": [1, {"b": None}], "c": -1.5}}}),
+    "spaces before": file_of(" \n" + json.dumps({"w": W})),
+    "an empty name": file_of({"": W}),
     "padded with spaces": file_of({"w": W}, padding=b" " * 13),
     "padded with lines": file_of({"w": W}, padding=b"\n\t \r"),
     "padded with zeros": file_of({"w": W}, padding=b"\0" * 8),
