@@ -263,18 +263,23 @@ def _dtensor_part(name: str, value: Any, alone: bool) -> Part | None:
             raise InvalidArgument(f"tensor {name!r} is partial: reduce it before it is published")
         if placement.is_replicate() and place != 0 and not alone:
             return None
-    local, start = _local_box(name, value)
+    box = _local_box(name, value)
+    if box is None:
+        return None
+    local, start = box
     if 0 in local.shape and 0 not in value.shape:
         return None
     return Part(local, tuple(value.shape), tuple(start))
 
 
-def _local_box(name: str, value: Any) -> tuple[Any, Sequence[int]]:
-    """This rank's part of a DTensor, and where it begins in the whole."""
+def _local_box(name: str, value: Any) -> tuple[Any, Sequence[int]] | None:
+    """This rank's part of a DTensor, and where it begins in the whole; None: it has no part."""
     from cairn.own_chunks import answers_itself
 
     if answers_itself(value):
         items = value.__create_write_items__(name, value)
+        if not items:
+            return None
         if len(items) != 1:
             raise InvalidArgument(
                 f"tensor {name!r}: this rank has {len(items)} chunks of it, wanted is one"
