@@ -6,17 +6,45 @@ include(CairnPrecompiled)
 # processors.
 option(CAIRN_UNITY "Compile the sources of each room in batches" OFF)
 
-# cairn_room(NAME name SOURCES a.cc ... [DEPS cairn_x ...] [LIBS outside::lib ...] [PRECOMPILES room/x.h ...])
+# cairn_batches(variable target n SOURCES a.cc ... [ALONE x.cc ...]): instead of sources of ours, those that include n of
+# them each, by their paths from the root. (The ones that CMake's UNITY_BUILD writes have whole paths, and another
+# checkout would find nothing of them in ccache.) What is in ALONE, or is generated, stays by itself.
+function(cairn_batches variable target size)
+  cmake_parse_arguments(B "" "" "SOURCES;ALONE" ${ARGN})
+  set(found "")
+  set(number 0)
+  foreach(source IN LISTS B_SOURCES)
+    get_source_file_property(generated ${source} GENERATED)
+    if(generated OR source IN_LIST B_ALONE)
+      list(APPEND found ${source})
+    else()
+      get_filename_component(source ${source} ABSOLUTE)
+      file(RELATIVE_PATH source ${CMAKE_SOURCE_DIR} ${source})
+      math(EXPR batch "${number} / ${size}")
+      string(APPEND text_${batch} "#include \"${source}\"\n")
+      math(EXPR number "${number} + 1")
+    endif()
+  endforeach()
+  foreach(batch RANGE ${batch})
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}_batch_${batch}.cc)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${text_${batch}}" @ONLY)
+    list(APPEND found ${file})
+  endforeach()
+  set(${variable} ${found} PARENT_SCOPE)
+endfunction()
+
+# cairn_room(NAME name SOURCES a.cc ... [ALONE x.cc ...] [DEPS cairn_x ...] [LIBS outside::lib ...]
+#            [PRECOMPILES room/x.h ...])
 #
 # A room is one static library. DEPS are the rooms below it (docs/architecture.md, "The house"). Every target
 # has the root of the repository on its include path, so it is hack/check_includes.py that refuses an #include
 # against the arrows; DEPS decide what is linked.
 function(cairn_room)
-  cmake_parse_arguments(ROOM "" "NAME" "SOURCES;DEPS;LIBS;PRECOMPILES" ${ARGN})
-  add_library(${ROOM_NAME} STATIC ${ROOM_SOURCES})
+  cmake_parse_arguments(ROOM "" "NAME" "SOURCES;ALONE;DEPS;LIBS;PRECOMPILES" ${ARGN})
   if(CAIRN_UNITY)
-    set_target_properties(${ROOM_NAME} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    cairn_batches(ROOM_SOURCES ${ROOM_NAME} 8 SOURCES ${ROOM_SOURCES} ALONE ${ROOM_ALONE})
   endif()
+  add_library(${ROOM_NAME} STATIC ${ROOM_SOURCES})
   cairn_precompiled(${ROOM_NAME} cairn_precompiled ${ROOM_PRECOMPILES})
   target_include_directories(${ROOM_NAME} PUBLIC ${CMAKE_SOURCE_DIR})
   target_link_libraries(${ROOM_NAME} PUBLIC ${ROOM_DEPS} ${ROOM_LIBS} PRIVATE cairn_warnings)
@@ -68,10 +96,16 @@ function(cairn_reads_thrift room)
   endif()
 endfunction()
 
+# cairn_told(source definition): a definition with a whole path is for one source only, because another checkout does
+# not find in ccache what was compiled with it.
+function(cairn_told source definition)
+  set_source_files_properties(${source} PROPERTIES COMPILE_DEFINITIONS ${definition})
+endfunction()
+
 # cairn_golden(x_test): the test reads golden files (tests/golden/golden.h).
 function(cairn_golden test)
   target_sources(${test} PRIVATE ${CMAKE_SOURCE_DIR}/tests/golden/golden.cc)
-  target_compile_definitions(${test} PRIVATE "CAIRN_GOLDEN_FOLDER=\"${CMAKE_SOURCE_DIR}/tests/golden\"")
+  cairn_told(${CMAKE_SOURCE_DIR}/tests/golden/golden.cc "CAIRN_GOLDEN_FOLDER=\"${CMAKE_SOURCE_DIR}/tests/golden\"")
 endfunction()
 
 # cairn_fuzz(NAME x_fuzz DEPS cairn_x ...)

@@ -15,7 +15,7 @@ from driver.process import ROOT
 
 # All of ours are written from the root; hack/check_includes.py sees to that.
 OUR_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-UNITY_INCLUDE = re.compile(r'^#include "(/[^"]+)"', re.MULTILINE)
+BATCH = re.compile(r"_batch_\d+\.cc$")  # cairn_batches in hack/cmake/CairnRoom.cmake
 # What every compilation depends on, and the data that tests read.
 ALWAYS = ("hack/cmake/*.cmake", "hack/build", "tests/golden/**/*", "sql/**/*.sql")
 SOURCES = (".h", ".cc", ".cu", ".thrift")
@@ -69,10 +69,10 @@ def of_program(build: Path, target: str) -> str:
     sources = []
     for line in listed.splitlines():
         path = (build / shlex.split(line)[0]).resolve()  # a path with a blank is quoted
-        # A unity source of CMake names by their whole paths the sources that it stands for.
-        unity = path.parent.name == "Unity" and path.suffix == ".cxx"
-        named = UNITY_INCLUDE.findall(path.read_text(encoding="utf-8")) if unity else [str(path)]
-        sources += [one for name in named if (one := own_source(Path(name)))]
+        if BATCH.search(path.name):  # it includes the sources that it stands for
+            sources += OUR_INCLUDE.findall(path.read_text(encoding="utf-8"))
+        elif own := own_source(path):
+            sources.append(own)
     return digest(with_headers(sources), always())
 
 

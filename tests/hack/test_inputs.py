@@ -19,21 +19,21 @@ def test_a_program_changes_with_its_sources_and_their_headers(
 ) -> None:
     root = tmp_path / "with a blank"
     monkeypatch.setattr(inputs, "ROOT", root)
-    unity = root / "build" / "asan" / "Unity"
-    unity.mkdir(parents=True)
+    build = root / "build" / "asan"
+    build.mkdir(parents=True)
     (root / "common").mkdir()
     header, source = root / "common" / "keys.h", root / "common" / "keys.cc"
     test = root / "common" / "keys_test.cc"
     header.write_text("int x;\n")
     source.write_text('#include "common/keys.h"\n')
     test.write_text("int main() {}\n")
-    (unity / "unity_0_cxx.cxx").write_text(f'#include "{source}"\n')
-    (unity / "unity_0_cxx.cxx.o").write_bytes(b"\x7fELF\xff")
+    (build / "cairn_common_batch_0.cc").write_text('#include "common/keys.cc"\n')
+    (build / "cairn_common_batch_0.cc.o").write_bytes(b"\x7fELF\xff")
     escaped = str(test).replace(" ", "$ ")
-    (unity.parent / "build.ninja").write_text(
+    (build / "build.ninja").write_text(
         "rule link\n  command = true\n"
-        "build Unity/unity_0_cxx.cxx.o: link Unity/unity_0_cxx.cxx\n"
-        f"build keys_test: link Unity/unity_0_cxx.cxx.o {escaped}\n"
+        "build cairn_common_batch_0.cc.o: link cairn_common_batch_0.cc\n"
+        f"build keys_test: link cairn_common_batch_0.cc.o {escaped}\n"
     )
     seen = {digest(root)}
     for path in (header, source, test):
