@@ -29,10 +29,12 @@ def test_each_edit_of_a_precompiled_header_is_compiled(tmp_path: Path) -> None:
 
     (tmp_path / "all.h").write_text('#include "value.h"\n')
     (tmp_path / "all.cc").write_text("")
-    (tmp_path / "main.cc").write_text("int main() { return Value(); }\n")
+    (tmp_path / "main.cc").write_text('#include "value.h"\nint main() { return Value(); }\n')
     compiled = tmp_path / "all.h.gch"
-    assert value_of("inline int Value() { return 1; }\n") == 1
+    header = "#pragma once\ninline int Value() {{ return {}; }}  // {}\n"
+    assert value_of(header.format(1, "first")) == 1
     first = compiled.read_bytes()
     for edit in (2, 3):  # both from the first one
         compiled.write_bytes(first)
-        assert value_of(f"inline int Value() {{ return {edit}; }}\n") == edit
+        assert value_of(header.format(edit, "first")) == edit
+    assert value_of(header.format(3, "a comment alone")) == 3
