@@ -68,7 +68,7 @@ STAGES = [
         "torch2",
         Lane.FRONT,
         False,
-        stages.python_stage("torch2", pytests.TORCH2_PYTHON, ("python", "torch2")),
+        stages.python_stage("torch2", pytests.TORCH2_PYTHON, ("torch2",), again=("python",)),
     ),
     Stage("mutants", Lane.FRONT, False, stages.mutants_stage, until_min=70, leaves=("mutants",)),
     Stage("fuzz", Lane.FRONT, False, sanitized.fuzz_stage, until_min=77),
@@ -98,7 +98,7 @@ STAGES = [
     command("lint", Lane.BEHIND, LINT, 3600, until_min=76),
 ]
 # Those that the ledger has things of.
-RECORDED = {"build", "seeds", "asan", "tsan", "lint", "mutants", "fuzz"}
+RECORDED = {"build", "torch2", "seeds", "asan", "tsan", "lint", "mutants", "fuzz"}
 
 
 def parse_arguments() -> argparse.Namespace:

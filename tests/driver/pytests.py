@@ -16,7 +16,8 @@ from pathlib import Path
 
 import patience
 
-from driver.ledger import Ledger
+from driver import inputs
+from driver.ledger import Ledger, describe
 from driver.process import BUILD, ROOT, run_process, say, tail
 from driver.report import RESULTS, Case, Report, read_cases
 
@@ -27,6 +28,9 @@ TORCH_ONLY = "CAIRN_TORCH_ONLY"
 SHARDS = 3
 JOB_S = 60  # short files of a folder are put together until they take so long
 UNKNOWN_S = 20  # a file that no run has measured yet
+# A file that runs under the first Python, too, has its turn under the second one in one run of so many.
+SECOND_STRIDE = 2
+SHARED = ("client/python/**/*.py", "client/python/src/*", "tests/*.py", "tests/python/*.py")
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 LIMIT_S, LIMIT_ORDINARY_S = 3000, 900
 
@@ -43,24 +47,38 @@ class Job:
         return f"{folder}/{Path(self.files[0]).stem}{more}"
 
 
-def jobs_of(folders: Iterable[str], label: str, took: dict[str, float]) -> list[Job]:
+def jobs_of(files: Iterable[str], label: str, took: dict[str, float]) -> list[Job]:
     """What takes longest first."""
-    jobs = []
-    for folder in folders:
-        files = sorted(path.relative_to(ROOT).as_posix() for path in find_tests(folder))
-        seconds = {file: took.get(f"{label}:{file}", UNKNOWN_S) for file in files}
-        filled: Job | None = None
-        for file in sorted(files, key=lambda file: -seconds[file]):
-            if filled is None or filled.seconds + seconds[file] > JOB_S:
-                filled = Job([], 0)
-                jobs.append(filled)
-            filled.files.append(file)
-            filled.seconds += seconds[file]
+    seconds = {file: took.get(f"{label}:{file}", UNKNOWN_S) for file in files}
+    jobs: list[Job] = []
+    filled: dict[Path, Job] = {}  # by folder
+    for file in sorted(seconds, key=lambda file: (-seconds[file], file)):
+        job = filled.get(Path(file).parent)
+        if job is None or job.seconds + seconds[file] > JOB_S:
+            job = filled[Path(file).parent] = Job([], 0)
+            jobs.append(job)
+        job.files.append(file)
+        job.seconds += seconds[file]
     return sorted(jobs, key=lambda job: -job.seconds)
 
 
-def find_tests(folder: str) -> Iterable[Path]:
-    return (ROOT / "tests" / folder).rglob("test_*.py")
+def find_tests(folder: str) -> list[str]:
+    found = (ROOT / "tests" / folder).rglob("test_*.py")
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+def due_of(files: Iterable[str], label: str, ledger: Ledger) -> set[str]:
+    """Those that have their turn, that changed, or that run under no other Python."""
+    shared = {one for one in inputs.matching(SHARED) if not Path(one).name.startswith("test_")}
+    both = [file for file in files if not wants_torch2(file)]
+    digests = {file: inputs.digest(shared | {file}) for file in both}
+    due = ledger.plan(label, digests, SECOND_STRIDE)
+    say(f"  under both Pythons: {describe(due, len(digests))}")
+    return {file for file in files if file not in digests} | {one.name for one in due}
+
+
+def wants_torch2(file: str) -> bool:
+    return "mark.torch2" in (ROOT / file).read_text(encoding="utf-8")
 
 
 class Pytests:
@@ -73,8 +91,12 @@ class Pytests:
         self._full = full
         self._ledger = Ledger()
 
-    def run(self, folders: Iterable[str]) -> None:
-        jobs = jobs_of(folders, self._label, self._ledger.took_last())
+    def run(self, folders: Iterable[str], again: Iterable[str]) -> None:
+        """The files of `folders`, and those of `again`, which run under the first Python, too, in turns."""
+        files = {file for folder in folders for file in find_tests(folder)}
+        if second := [file for folder in again for file in find_tests(folder)]:
+            files |= due_of(second, self._label, self._ledger)
+        jobs = jobs_of(files, self._label, self._ledger.took_last())
         with concurrent.futures.ThreadPoolExecutor(SHARDS if self._full else 1) as pool:
             list(pool.map(self._run_job, jobs))
 
@@ -97,6 +119,8 @@ class Pytests:
         say(f"  {'FAIL' if bad else 'ok  '} {name}: {len(cases)} cases, {ended.wall_s:.1f} s")
         self._report.add(cases)
         self._report.add_time(name, ended.wall_s, ended.processor_s)
+        for file in job.files:
+            self._ledger.ended(self._label, file, not bad)
         if not bad:
             took = seconds_by_file(xml, job.files)
             self._ledger.took({f"{self._label}:{file}": s for file, s in took.items()})

@@ -156,9 +156,11 @@ def run_in_guest(name: str, limit_s: float, command: list[str], report: Report) 
 # --- Python ----------------------------------------------------------------------------------------
 
 
-def python_stage(label: str, python: str, folders: tuple[str, ...]) -> Callable[..., None]:
+def python_stage(
+    label: str, python: str, folders: tuple[str, ...], again: tuple[str, ...] = ()
+) -> Callable[..., None]:
     def run(settings: Settings, report: Report) -> None:
-        Pytests(report, label, python, settings.full).run(folders)
+        Pytests(report, label, python, settings.full).run(folders, again)
 
     return run
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from driver import pytests
+from driver import inputs, pytests
+from driver.ledger import MODE, TURNS, Ledger
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def test_short_files_stand_together_and_the_longest_job_begins(folder: Path) -> 
     for name in took:
         (folder / f"test_{name}.py").touch()
     seconds = {f"python:tests/python/test_{name}.py": value for name, value in took.items()}
-    jobs = pytests.jobs_of(["python"], "python", seconds)
+    jobs = pytests.jobs_of(pytests.find_tests("python"), "python", seconds)
     assert [job.files for job in jobs] == [
         ["tests/python/test_b.py"],
         [f"tests/python/test_{name}.py" for name in ("c", "a", "d")],
@@ -30,7 +31,8 @@ def test_short_files_stand_together_and_the_longest_job_begins(folder: Path) -> 
 
 
 def test_every_file_of_every_folder_is_in_one_job() -> None:
-    jobs = pytests.jobs_of(["python", "faults", "hack"], "python", {})
+    found = [file for one in ("python", "faults", "hack") for file in pytests.find_tests(one)]
+    jobs = pytests.jobs_of(found, "python", {})
     files = [file for job in jobs for file in job.files]
     assert len(files) == len(set(files))
     assert {"tests/hack/test_pytests.py", "tests/faults/test_pairs.py"} < set(files)
@@ -48,3 +50,29 @@ def test_the_time_of_a_file_is_that_of_its_cases(tmp_path: Path) -> None:
     )
     files = ["tests/python/test_a.py", "tests/python/test_c.py"]
     assert pytests.seconds_by_file(xml, files) == dict(zip(files, (3.5, 4.0), strict=True))
+
+
+def test_what_runs_under_both_pythons_takes_turns_under_the_second(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "ROOT", tmp_path)
+    monkeypatch.setenv(MODE, TURNS)
+    ledger = Ledger(tmp_path / "ledger.json")
+    for name in ("a", "b", "c", "d"):
+        (folder / f"test_{name}.py").write_text(name)
+    (folder / "test_only.py").write_text("@pytest.mark.torch2")
+
+    def runs() -> set[str]:
+        ledger.begin_run()
+        inputs.digest_of.cache_clear()
+        due = pytests.due_of(pytests.find_tests("python"), "torch2", ledger)
+        for file in due:
+            ledger.ended("torch2", file, passed=True)
+        return {Path(file).stem.removeprefix("test_") for file in due}
+
+    first, second = runs(), runs()
+    assert first & second == {"only"}, "it runs under no other Python"
+    assert first | second == {"a", "b", "c", "d", "only"}
+    for change in ("a", "b", "c", "d"):
+        (folder / f"test_{change}.py").write_text("changed")
+        assert change in runs()
