@@ -28,6 +28,7 @@ namespace cairn {
   X(kStorageRename, "storage.rename")              \
   X(kStorageExchange, "storage.exchange")          \
   X(kStorageRenamed, "storage.renamed")            \
+  X(kStorageLink, "storage.link")                  \
   X(kStorageUnlink, "storage.unlink")              \
   X(kStorageTouch, "storage.touch")                \
   X(kStorageDone, "storage.done")                  \

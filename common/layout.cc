@@ -59,6 +59,10 @@ std::string AbandonedDirectory(const CheckpointKey& checkpoint) {
   return absl::StrCat(kMetaDirectory, "/abandoned/", CheckpointName(checkpoint));
 }
 
+std::string PartDirectory(Writer writer) {
+  return absl::StrCat(kMetaDirectory, "/", kPartsDirectory, "/", writer);
+}
+
 std::string ManifestName(Writer writer) { return absl::StrCat(writer, kManifestSuffix); }
 
 std::string ManifestFile(Writer writer) { return Join(kMetaDirectory, ManifestName(writer)); }
@@ -89,6 +93,11 @@ Step ParseTombstones(absl::string_view name) {
 Writer ParseManifestName(absl::string_view name) {
   Writer writer = 0;
   return absl::ConsumeSuffix(&name, kManifestSuffix) && ParseCanonical(name, &writer) ? writer : -1;
+}
+
+Writer ParsePartName(absl::string_view name) {
+  Writer writer = 0;
+  return ParseCanonical(name, &writer) ? writer : -1;
 }
 
 bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint) {

@@ -5,9 +5,12 @@
 //   <root>/<job>/                                       owned by the job's owner
 //   <root>/<job>/<step>/<name>                          exactly the object's bytes
 //   <root>/<job>/<step>/.cairn/<writer>.manifest        last to be written
-//   <root>/<job>/.cairn/partial/<step>.<attempt>.<revision>/…       being written: the same tree
-//   <root>/<job>/.cairn/publish/<step>.<attempt>.<revision>.<n>/…   claimed by one publisher: n
-//                                   follows from its random id, and only it makes that name
+//   <root>/<job>/.cairn/writing/<step>.<attempt>.<revision>.<n>/…   a part that is being written: the same
+//                                   tree; n follows from its writer's random id, and no other process changes it
+//   <root>/<job>/.cairn/partial/<step>.<attempt>.<revision>/.cairn/parts/<writer>/…    a part that is whole:
+//                                   the same tree, renamed
+//   <root>/<job>/.cairn/publish/<step>.<attempt>.<revision>.<n>/…   claimed by one publisher (n as above), who
+//                                   lays the parts out: gives their files the places that they have at <step>
 //   <root>/<job>/.cairn/abandoned/<step>.<attempt>.<revision>/…     another attempt's checkpoint
 //                                   stands at the step
 //   <root>/<job>/.cairn/trash/<step>.<attempt>.<revision>.<n>/…     replaced, about to go
@@ -40,9 +43,11 @@ inline constexpr char kMetaDirectory[] = ".cairn";
 std::string StepDirectory(Step step);                           // "<step>"
 std::string PartialDirectory(const CheckpointKey& checkpoint);  // ".cairn/partial/<s>.<a>.<r>"
 std::string AbandonedDirectory(const CheckpointKey& checkpoint);
-std::string ManifestName(Writer writer);  // "<writer>.manifest", in ".cairn"
-std::string ManifestFile(Writer writer);  // ".cairn/<writer>.manifest"
-// A name below publish/ or trash/: "<s>.<a>.<r>.<n>".
+inline constexpr char kPartsDirectory[] = "parts";  // in ".cairn"
+std::string PartDirectory(Writer writer);           // ".cairn/parts/<writer>", in the checkpoint's
+std::string ManifestName(Writer writer);            // "<writer>.manifest", in ".cairn"
+std::string ManifestFile(Writer writer);            // ".cairn/<writer>.manifest"
+// A name below writing/, publish/ or trash/: "<s>.<a>.<r>.<n>".
 std::string NumberedName(const CheckpointKey& checkpoint, uint64_t n);
 // What a name below trash/ ends with when the checkpoint was deleted and may still be wanted back.
 inline constexpr char kDeletedSuffix[] = ".deleted";
@@ -57,7 +62,8 @@ Step ParseStepDirectory(absl::string_view name);
 Step ParseTombstones(absl::string_view name);
 // The writer of whom this is the ManifestName; -1: of none.
 Writer ParseManifestName(absl::string_view name);
-// Parses a name under partial/, abandoned/, publish/ or trash/ (in these two with its ".<n>"); false
+Writer ParsePartName(absl::string_view name);  // likewise, of a directory in ".cairn/parts"
+// Parses a name under partial/, abandoned/, writing/, publish/ or trash/ (in these three with its ".<n>"); false
 // for anything else. The caller fills in the job.
 bool ParseCheckpointDirectory(absl::string_view name, CheckpointKey* checkpoint);
 

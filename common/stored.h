@@ -39,6 +39,9 @@ struct StoredPart {
   // Of a summary, whose manifest names no object: how many there are, and the sum of their lengths.
   uint64_t summed_objects = 0, summed_bytes = 0;
   uint64_t manifest_bytes = 0;  // of the file that it was read from
+  // Where in the checkpoint's directory its files stand: "", or a directory of its own (common/layout.h) until
+  // its publisher has laid them out.
+  std::string directory = {};
 
   uint64_t Objects() const {
     return manifest.objects.empty() ? summed_objects : manifest.objects.size();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,29 +16,50 @@
 namespace cairn {
 namespace {
 
-// UNAVAILABLE: it stands there and cannot be read now.
-StatusOr<StoredPart> ReadManifest(int directory, const std::string& name, ManifestDetail detail,
+// As ReadPart, in the checkpoint's `.cairn`.
+StatusOr<StoredPart> ReadManifest(int meta, Writer writer, ManifestDetail detail,
                                   uint64_t max_bytes, const EachObject& each_object) {
-  const auto fd = OpenBeneath(directory, name, O_RDONLY);
-  if (!fd.ok()) return WhyNotOpened(directory, name, S_IFREG, fd.status());
-  StatusOr<StoredPart> part = ReadManifestFile(fd->get(), detail, max_bytes, each_object);
-  if (part.ok() || absl::IsDataLoss(part.status()) || absl::IsUnimplemented(part.status()) ||
-      absl::IsResourceExhausted(part.status())) {
-    return part;
+  Status missing;
+  for (const bool laid_out : {true, false, true}) {  // a publisher may lay it out between the looks
+    const std::string name =
+        laid_out ? ManifestName(writer)
+                 : absl::StrCat(kPartsDirectory, "/", writer, "/", ManifestFile(writer));
+    const auto fd = OpenBeneath(meta, name, O_RDONLY);
+    if (absl::IsNotFound(fd.status())) {
+      missing = fd.status();
+      continue;
+    }
+    if (!fd.ok()) return WhyNotOpened(meta, name, S_IFREG, fd.status());
+    StatusOr<StoredPart> part = ReadManifestFile(fd->get(), detail, max_bytes, each_object);
+    if (part.ok() && !laid_out) part->directory = PartDirectory(writer);
+    if (part.ok() || absl::IsDataLoss(part.status()) || absl::IsUnimplemented(part.status()) ||
+        absl::IsResourceExhausted(part.status())) {
+      return part;
+    }
+    return absl::UnavailableError(part.status().message());
   }
-  return absl::UnavailableError(part.status().message());
+  return missing;
 }
 
-// By writer.
-StatusOr<std::vector<std::pair<Writer, std::string>>> ListManifests(int meta) {
-  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(meta));
-  std::vector<std::pair<Writer, std::string>> files;
-  for (const std::string& name : names) {
-    const Writer writer = ParseManifestName(name);
-    if (writer >= 0) files.emplace_back(writer, name);
+// Those of whom something stands in a checkpoint's `.cairn`.
+StatusOr<std::set<Writer>> ListWriters(int meta) {
+  std::set<Writer> writers;
+  const auto take = [&](int directory, Writer (*parse)(absl::string_view)) -> Status {
+    CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory));
+    for (const std::string& name : names) writers.insert(parse(name));
+    return absl::OkStatus();
+  };
+  // The second look finds a part that a publisher lays out between the two.
+  const auto parts = OpenBeneath(meta, kPartsDirectory, O_RDONLY | O_DIRECTORY);
+  if (parts.ok()) {
+    CAIRN_RETURN_IF_ERROR(take(parts->get(), ParsePartName));
+  } else if (const Status why = WhyNotOpened(meta, kPartsDirectory, S_IFDIR, parts.status());
+             IsUnread(why)) {
+    return why;
   }
-  std::sort(files.begin(), files.end());
-  return files;
+  CAIRN_RETURN_IF_ERROR(take(meta, ParseManifestName));
+  writers.erase(-1);
+  return writers;
 }
 
 // Each name of the parts whose manifests stand in `meta`, and of `others`; with the number of its part.
@@ -46,11 +68,12 @@ Status ForEachName(int meta, const std::vector<const StoredPart*>& parts,
                    const std::function<void(size_t, const std::string&)>& each) {
   size_t at = 0;
   for (const StoredPart* part : parts) {
-    const std::string file = ManifestName(part->manifest.writer);
-    const auto again = ReadManifest(meta, file, ManifestDetail::kSummary, kMaxManifestBytes,
+    const Writer writer = part->manifest.writer;
+    const auto again = ReadManifest(meta, writer, ManifestDetail::kSummary, kMaxManifestBytes,
                                     [&](const ObjectEntry& object) { each(at, object.name); });
     if (!again.ok() || again->digest != part->digest) {
-      return absl::UnavailableError(absl::StrCat(file, ": changed while it was read"));
+      return absl::UnavailableError(
+          absl::StrCat(ManifestName(writer), ": changed while it was read"));
     }
     ++at;
   }
@@ -111,32 +134,32 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
     }
     return why;
   }
-  const auto files = ListManifests(meta->get());
-  if (!files.ok()) {
-    unread->push_back(absl::StrCat(path, ": ", files.status().message()));
+  const auto writers = ListWriters(meta->get());
+  if (!writers.ok()) {
+    unread->push_back(absl::StrCat(path, ": ", writers.status().message()));
     return absl::UnavailableError(unread->back());
   }
   StoredCheckpoint stored;
   stored.location = Location(path);
-  bool vanished = files->empty();
+  bool vanished = writers->empty();
   const size_t unread_before = unread->size();
   uint64_t bytes_left =
       detail == ManifestDetail::kWhole ? limits.manifest_bytes : kMaxManifestBytes;
   uint64_t memory = MemoryOf(stored);
   NamesSeen names;
-  const bool alone = files->size() == 1;
-  for (const auto& [writer, name] : *files) {
-    const auto problem = [&, &file = name](const Status& status) {
+  const bool alone = writers->size() == 1;
+  for (const Writer writer : *writers) {
+    const auto problem = [&](const Status& status) {
       std::vector<std::string>* const into = IsUnread(status) ? unread : problems;
       if (into->size() >= kMaxSaid) return;
-      into->push_back(absl::StrCat(path, "/", kMetaDirectory, "/", file, ": ", status.message()));
+      into->push_back(absl::StrCat(path, "/", ManifestFile(writer), ": ", status.message()));
     };
     if (memory > limits.memory_bytes) {
       return absl::ResourceExhaustedError(
           absl::StrCat(path, ": its manifests take more than ", limits.memory_bytes, " bytes"));
     }
     StatusOr<StoredPart> part =
-        ReadManifest(meta->get(), name, detail, bytes_left, [&](const ObjectEntry& object) {
+        ReadManifest(meta->get(), writer, detail, bytes_left, [&](const ObjectEntry& object) {
           if (!alone) names.Add(object.name);
         });
     if (absl::IsNotFound(part.status())) {
@@ -171,6 +194,22 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
   }
   stored.conflict = *std::move(conflict);
   return stored;
+}
+
+StatusOr<StoredPart> ReadPart(int directory, Writer writer, ManifestDetail detail,
+                              const EachObject& each_object) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd meta,
+                         OpenBeneath(directory, kMetaDirectory, O_RDONLY | O_DIRECTORY));
+  return ReadManifest(meta.get(), writer, detail, kMaxManifestBytes, each_object);
+}
+
+StatusOr<UniqueFd> OpenPartFile(int directory, const StoredPart& part, const std::string& name,
+                                int flags) {
+  if (!part.directory.empty()) {
+    auto file = OpenBeneath(directory, absl::StrCat(part.directory, "/", name), flags);
+    if (!absl::IsNotFound(file.status())) return file;
+  }
+  return OpenBeneath(directory, name, flags);
 }
 
 StatusOr<std::string> ConflictBelow(int directory, const std::vector<const StoredPart*>& parts,

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/fd.h"
 #include "common/manifest_file.h"
 #include "common/status.h"
 #include "common/stored.h"
@@ -23,6 +24,13 @@ StatusOr<StoredCheckpoint> ReadStoredCheckpoint(int directory, const std::string
                                                 ManifestDetail detail, const StoredLimits& limits,
                                                 std::vector<std::string>* problems,
                                                 std::vector<std::string>* unread);
+// One of these parts; `each_object` as ReadManifestFile has it. NOT_FOUND: its manifest does not stand there.
+// UNAVAILABLE: it does, and cannot be read now.
+StatusOr<StoredPart> ReadPart(int directory, Writer writer, ManifestDetail detail,
+                              const EachObject& each_object);
+// The file of the part's object `name`, also where it is being laid out.
+StatusOr<UniqueFd> OpenPartFile(int directory, const StoredPart& part, const std::string& name,
+                                int flags);
 // Why the parts whose manifests stand below `directory`, and `others` that are to join them, cannot belong
 // together; empty: they can. Names are read again and not kept. UNAVAILABLE: something has changed
 // meanwhile.

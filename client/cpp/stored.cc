@@ -15,6 +15,7 @@
 #include "common/fd.h"
 #include "common/layout.h"
 #include "common/line.h"
+#include "common/stored_checkpoint.h"
 #include "common/stored_job.h"
 
 namespace cairn::client {
@@ -159,11 +160,8 @@ StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoi
 // another has taken its place.
 StatusOr<StoredPart> ReadWhole(int directory, const StoredCheckpoint& checkpoint,
                                const StoredPart& summary) {
-  const auto file = OpenBeneath(directory, ManifestFile(summary.manifest.writer), O_RDONLY);
-  if (absl::IsNotFound(file.status())) return Moved(checkpoint);
-  CAIRN_RETURN_IF_ERROR(Annotate(file.status(), checkpoint.location.text()));
   StatusOr<StoredPart> whole =
-      ReadManifestFile(file->get(), ManifestDetail::kWhole, kMaxManifestBytes, nullptr);
+      ReadPart(directory, summary.manifest.writer, ManifestDetail::kWhole, nullptr);
   if (absl::IsUnavailable(whole.status())) {
     return Annotate(whole.status(), checkpoint.location.text());
   }
@@ -183,15 +181,15 @@ Status LookAgainWhileItMoves(F look_once) {
   return status;
 }
 
-// The object's file in `directory`, where its part's manifest stands.
+// The file of the part's object in `directory`, the checkpoint's.
 StatusOr<UniqueFd> OpenFileOf(int directory, const StoredCheckpoint& checkpoint,
-                              const ObjectEntry& entry) {
+                              const StoredPart& part, const ObjectEntry& entry) {
   const std::string what = absl::StrCat(checkpoint.location.text(), "/", entry.name);
   if (entry.block_bytes != kBlockBytes) {
     return absl::UnimplementedError(
         absl::StrCat(what, ": blocks of ", entry.block_bytes, " bytes"));
   }
-  StatusOr<UniqueFd> file = OpenBeneath(directory, entry.name, O_RDONLY);
+  StatusOr<UniqueFd> file = OpenPartFile(directory, part, entry.name, O_RDONLY);
   if (absl::IsNotFound(file.status())) {
     return absl::DataLossError(
         absl::StrCat(what, ": its manifest stands there, the file does not"));
@@ -217,7 +215,7 @@ Status OpenOnce(const std::string& root, const CheckpointRef& ref, const std::st
     CAIRN_ASSIGN_OR_RETURN(const StoredPart part, ReadWhole(directory.get(), *found, summary));
     const ObjectEntry* entry = part.manifest.Find(name);
     if (entry == nullptr) continue;
-    CAIRN_ASSIGN_OR_RETURN(UniqueFd file, OpenFileOf(directory.get(), *found, *entry));
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd file, OpenFileOf(directory.get(), *found, part, *entry));
     *out = OpenObjectImpl::OfFile(found->key, Describe(*found, part.manifest.writer, *entry),
                                   std::move(file), copy_threads);
     return absl::OkStatus();

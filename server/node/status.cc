@@ -194,6 +194,9 @@ void Node::AddCounters(NodeState* state) const {
   put("fsync_failures", storage.sync_failures);
   put("file_rewrites", storage.rewrites);
   put("published", storage.published);
+  for (const std::string& weakness : storage.weaknesses) {
+    absl::StrAppend(&state->state, "; storage ", weakness);
+  }
 }
 
 }  // namespace cairn::node

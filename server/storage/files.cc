@@ -8,11 +8,16 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <map>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_split.h"
 #include "common/failpoint.h"
+#include "common/mutex.h"
+#include "glog/logging.h"
 
 namespace cairn::storage {
 namespace {
@@ -27,6 +32,44 @@ int Try(Failpoint point, const Call& call) {
     if (errno != EINTR) return errno;
   }
   return 0;
+}
+
+// The error of a call that the file system, or a filter of system calls, does not know.
+bool IsUnknown(int error) {
+  return error == EINVAL || error == EOPNOTSUPP || error == ENOSYS || error == EPERM;
+}
+
+bool IsDirectory(int fd) {
+  struct stat info = {};
+  return ::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+class LeftOut {
+ public:
+  void Take(int fd, absl::string_view call, int error, absl::string_view meaning) {
+    MutexLock lock(&mu_);
+    std::string& said = said_[std::string(call)];
+    if (!said.empty()) return;
+    std::error_code unread;
+    const auto place = std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", fd), unread);
+    said = absl::StrCat(place.string(), ": ", ErrnoStatus(error, call).message(), "; ", meaning);
+    LOG(WARNING) << "storage: " << said;
+  }
+  std::vector<std::string> All() {
+    MutexLock lock(&mu_);
+    std::vector<std::string> all;
+    for (const auto& [call, said] : said_) all.push_back(said);
+    return all;
+  }
+
+ private:
+  Mutex mu_;  // a leaf
+  std::map<std::string, std::string> said_ ABSL_GUARDED_BY(mu_);
+};
+
+LeftOut& left_out() {
+  static LeftOut& all = *new LeftOut;
+  return all;
 }
 
 // Which file a name stands for; nullopt when there is none.
@@ -64,10 +107,19 @@ Status RemoveTree(int directory, const std::string& name, int depth) {
 
 }  // namespace
 
+std::vector<std::string> CallsLeftOut() { return left_out().All(); }
+
 PathParts SplitPath(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return {"", path};
   return {path.substr(0, slash), path.substr(slash + 1)};
+}
+
+void AddDirectoriesOf(const std::string& path, std::set<std::string>* directories) {
+  for (size_t slash = path.find('/'); slash != std::string::npos;
+       slash = path.find('/', slash + 1)) {
+    directories->insert(path.substr(0, slash));
+  }
 }
 
 StatusOr<UniqueFd> OpenAt(int directory, const std::string& path, int flags, unsigned mode) {
@@ -108,7 +160,11 @@ Status Allocate(int fd, uint64_t length) {
   if (length == 0) return absl::OkStatus();
   const int error = Try(Failpoint::kStorageAllocate,
                         [&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(length)); });
-  if (error == 0 || error == EOPNOTSUPP || error == ENOSYS) return absl::OkStatus();
+  if (error == 0) return absl::OkStatus();
+  if (IsUnknown(error)) {
+    left_out().Take(fd, "fallocate", error, "a full disk is met in the middle of a part");
+    return absl::OkStatus();
+  }
   return ErrnoStatus(error, absl::StrCat("fallocate of ", length, " bytes"));
 }
 
@@ -144,10 +200,15 @@ Status Truncate(int fd, uint64_t length) {
 
 Status Sync(int fd) {
   // Never twice on one description: after an error the kernel may call the same pages clean.
-  if (const int error = ReachFailpoint(Failpoint::kStorageSync); error != 0) {
-    return ErrnoStatus(error, "fsync");
+  int error = ReachFailpoint(Failpoint::kStorageSync);
+  if (error == 0 && ::fsync(fd) != 0) error = errno;
+  if (error == 0) return absl::OkStatus();
+  if (IsUnknown(error) && IsDirectory(fd)) {
+    left_out().Take(fd, "fsync of a directory", error,
+                    "what is PERSISTED there may be gone when its file server lost power");
+    return absl::OkStatus();
   }
-  return ::fsync(fd) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "fsync");
+  return ErrnoStatus(error, "fsync");
 }
 
 Status SyncDirectoryAt(int directory, const std::string& path) {
@@ -193,6 +254,21 @@ Status RenameAt(int from_directory, const std::string& from, int to_directory,
   if (error == ENOTEMPTY) return ErrnoStatus(EEXIST, absl::StrCat("rename to ", to));
   return error == 0 ? absl::OkStatus()
                     : ErrnoStatus(error, absl::StrCat("rename of ", from, " to ", to));
+}
+
+Status LinkAt(int from_directory, const std::string& from, int to_directory,
+              const std::string& to) {
+  const int error = Try(Failpoint::kStorageLink, [&] {
+    return ::linkat(from_directory, from.c_str(), to_directory, to.c_str(), 0);
+  });
+  if (error == 0) return absl::OkStatus();
+  const Inode linked = InodeAt(from_directory, from);
+  if (linked && InodeAt(to_directory, to) == linked) return absl::OkStatus();
+  if (error == EPERM || error == EOPNOTSUPP || error == ENOSYS || error == EMLINK) {
+    return absl::UnimplementedError(
+        absl::StrCat("link to ", to, ": this file system has no links"));
+  }
+  return ErrnoStatus(error, absl::StrCat("link of ", from, " to ", to));
 }
 
 StatusOr<int64_t> Touch(int directory) {

@@ -29,6 +29,13 @@ bool WorthRewriting(const Status& status) {
          !absl::IsNotFound(status);
 }
 
+Status SyncAndClose(UniqueFd fd, AtomicCounters* counters) {
+  Status status = Sync(fd.get());
+  if (status.ok()) status = Close(std::move(fd));
+  if (!status.ok()) counters->sync_failures.fetch_add(1, std::memory_order_relaxed);
+  return status;
+}
+
 // Memory for one block on its way: of huge pages where there are any. A direct write of small pages
 // reaches the disk in many pieces.
 class BlockBuffer {
@@ -61,12 +68,10 @@ struct File {
   uint64_t first_task = 0;  // number of its first block among all blocks of the part
 
   Mutex mu;
-  std::string temporary ABSL_GUARDED_BY(mu);
   UniqueFd fd ABSL_GUARDED_BY(mu);
   bool opened ABSL_GUARDED_BY(mu) = false;
   std::atomic<bool> direct{false};
   std::atomic<uint64_t> blocks_left{0};
-  std::atomic<bool> in_place{false};
 
   // An empty object is one task without bytes.
   uint64_t Blocks() const { return BlockCount(entry->length, entry->block_bytes); }
@@ -75,10 +80,9 @@ struct File {
 
 class PartWriter {
  public:
-  PartWriter(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
+  PartWriter(int directory, const PartToWrite& part, const WriteOptions& options,
              AtomicCounters* counters)
       : directory_(directory),
-        meta_(meta),
         options_(options),
         most_threads_(std::max(1, std::min(options.threads, part.most_threads))),
         counters_(counters) {
@@ -113,7 +117,6 @@ class PartWriter {
     Work();
     for (std::thread& thread : threads) thread.join();
     MutexLock lock(&mu_);
-    if (!status_.ok()) Discard();
     return status_;
   }
 
@@ -147,7 +150,7 @@ class PartWriter {
       MutexLock lock(&file->mu);
       if (!file->opened) {
         file->opened = true;
-        CAIRN_ASSIGN_OR_RETURN(file->fd, Open(file, &file->temporary));
+        CAIRN_ASSIGN_OR_RETURN(file->fd, Open(file));
       }
       // The thread that failed to open it has reported that.
       if (!file->fd.valid()) return absl::OkStatus();
@@ -156,7 +159,7 @@ class PartWriter {
     CAIRN_RETURN_IF_ERROR(WriteBlock(file, fd, block, buffer));
     if (file->blocks_left.fetch_sub(1, std::memory_order_acq_rel) != 1) return absl::OkStatus();
     MutexLock lock(&file->mu);
-    status = Finish(file, std::move(file->fd), file->temporary);
+    status = Finish(file, std::move(file->fd));
     for (int writes = 1; !status.ok() && WorthRewriting(status); ++writes) {
       if (writes == kMaxWrites) {
         return Annotate(status, absl::StrCat("given up after ", kMaxWrites, " new files"));
@@ -166,20 +169,24 @@ class PartWriter {
     return status;
   }
 
-  StatusOr<UniqueFd> Open(File* file, std::string* temporary) {
-    *temporary = options_.temporary_name();
+  StatusOr<UniqueFd> Open(File* file) {
+    UniqueFd made;
+    if (!file->name.directory.empty()) {
+      CAIRN_ASSIGN_OR_RETURN(made, MakeDirectoriesAt(directory_, file->name.directory));
+    }
+    const int directory = made.valid() ? made.get() : directory_;
     constexpr int kFlags = O_CREAT | O_EXCL | O_WRONLY;
     StatusOr<UniqueFd> fd;
     file->direct = options_.direct && file->entry->length > 0;
     if (file->direct) {
-      fd = OpenAt(meta_, *temporary, kFlags | O_DIRECT, kFileMode);
+      fd = OpenAt(directory, file->name.base, kFlags | O_DIRECT, kFileMode);
       // A file system without O_DIRECT answers EINVAL, some only after making the file.
       if (absl::IsInvalidArgument(fd.status())) {
         file->direct = false;
-        (void)UnlinkAt(meta_, *temporary);
+        CAIRN_RETURN_IF_ERROR(RemoveFileAt(directory, file->name.base));
       }
     }
-    if (!file->direct) fd = OpenAt(meta_, *temporary, kFlags, kFileMode);
+    if (!file->direct) fd = OpenAt(directory, file->name.base, kFlags, kFileMode);
     CAIRN_RETURN_IF_ERROR(fd.status());
     CAIRN_RETURN_IF_ERROR(
         Allocate(fd->get(), file->direct ? RoundedUp(file->entry->length) : file->entry->length));
@@ -217,70 +224,35 @@ class PartWriter {
     return absl::DataLossError(absl::StrCat("block ", block, " is not what was sealed"));
   }
 
-  // Makes the whole file durable and gives it its name. On failure its temporary is gone.
-  Status Finish(File* file, UniqueFd fd, const std::string& temporary) {
-    Status status = Truncate(fd.get(), file->entry->length);
-    if (status.ok()) status = SyncAndClose(std::move(fd));
-    if (status.ok()) status = PutInPlace(file, temporary);
-    if (!status.ok()) {
-      (void)UnlinkAt(meta_, temporary);
-      return status;
-    }
+  // Makes the whole file durable.
+  Status Finish(File* file, UniqueFd fd) {
+    CAIRN_RETURN_IF_ERROR(Truncate(fd.get(), file->entry->length));
+    CAIRN_RETURN_IF_ERROR(SyncAndClose(std::move(fd), counters_));
     counters_->objects_written.fetch_add(1, std::memory_order_relaxed);
     counters_->bytes_written.fetch_add(file->entry->length, std::memory_order_relaxed);
-    return status;
-  }
-
-  Status SyncAndClose(UniqueFd fd) {
-    Status status = Sync(fd.get());
-    if (status.ok()) status = Close(std::move(fd));
-    if (!status.ok()) counters_->sync_failures.fetch_add(1, std::memory_order_relaxed);
-    return status;
-  }
-
-  Status PutInPlace(File* file, const std::string& temporary) {
-    UniqueFd made;
-    if (!file->name.directory.empty()) {
-      CAIRN_ASSIGN_OR_RETURN(made, MakeDirectoriesAt(directory_, file->name.directory));
-    }
-    CAIRN_RETURN_IF_ERROR(
-        RenameAt(meta_, temporary, made.valid() ? made.get() : directory_, file->name.base, 0));
-    file->in_place = true;
     return absl::OkStatus();
   }
 
   // Writes the whole file anew, by this thread alone, to a new inode: the old inode may have lost
   // bytes although the kernel no longer counts their pages as unwritten.
-  Status Rewrite(File* file, char* buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(file->mu) {
+  Status Rewrite(File* file, char* buffer) {
     counters_->rewrites.fetch_add(1, std::memory_order_relaxed);
-    CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, Open(file, &file->temporary));
+    {
+      UniqueFd inner;
+      if (!file->name.directory.empty()) {
+        CAIRN_ASSIGN_OR_RETURN(inner, OpenDirectoryAt(directory_, file->name.directory));
+      }
+      CAIRN_RETURN_IF_ERROR(
+          RemoveFileAt(inner.valid() ? inner.get() : directory_, file->name.base));
+    }
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, Open(file));
     for (uint64_t block = 0; block < file->Blocks(); ++block) {
-      const Status status = WriteBlock(file, fd.get(), block, buffer);
-      if (!status.ok()) {
-        (void)UnlinkAt(meta_, file->temporary);
-        return status;
-      }
+      CAIRN_RETURN_IF_ERROR(WriteBlock(file, fd.get(), block, buffer));
     }
-    return Finish(file, std::move(fd), file->temporary);
-  }
-
-  // Removes what was written; no thread works any more.
-  void Discard() {
-    for (File& file : files_) {
-      MutexLock lock(&file.mu);
-      file.fd.Reset();
-      if (!file.temporary.empty()) (void)UnlinkAt(meta_, file.temporary);
-      if (!file.in_place) continue;
-      if (file.name.directory.empty()) {
-        (void)UnlinkAt(directory_, file.name.base);
-      } else if (const auto inner = OpenDirectoryAt(directory_, file.name.directory); inner.ok()) {
-        (void)UnlinkAt(inner->get(), file.name.base);
-      }
-    }
+    return Finish(file, std::move(fd));
   }
 
   const int directory_;
-  const int meta_;
   const WriteOptions& options_;
   const int most_threads_;
   AtomicCounters* const counters_;
@@ -306,29 +278,23 @@ Counters AtomicCounters::Read() const {
   return now;
 }
 
-Status WriteObjects(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
+Status WriteObjects(int directory, const PartToWrite& part, const WriteOptions& options,
                     AtomicCounters* counters) {
-  return PartWriter(directory, meta, part, options, counters).Run();
+  return PartWriter(directory, part, options, counters).Run();
 }
 
-Status WriteMetaFile(int meta, const std::string& name, absl::string_view bytes,
-                     const std::function<std::string()>& temporary_name, AtomicCounters* counters) {
+Status WriteSmallFile(int directory, const std::string& name, absl::string_view bytes,
+                      AtomicCounters* counters) {
   Status status;
   for (int writes = 0; writes < kMaxWrites; ++writes) {
     if (writes > 0) counters->rewrites.fetch_add(1, std::memory_order_relaxed);
-    const std::string temporary = temporary_name();
     CAIRN_ASSIGN_OR_RETURN(UniqueFd fd,
-                           OpenAt(meta, temporary, O_CREAT | O_EXCL | O_WRONLY, kFileMode));
+                           OpenAt(directory, name, O_CREAT | O_EXCL | O_WRONLY, kFileMode));
     bool direct = false;
     status = WriteAt(fd.get(), bytes.data(), bytes.size(), 0, &direct);
-    if (status.ok()) {
-      status = Sync(fd.get());
-      if (status.ok()) status = Close(std::move(fd));
-      if (!status.ok()) counters->sync_failures.fetch_add(1, std::memory_order_relaxed);
-    }
-    if (status.ok()) status = RenameAt(meta, temporary, meta, name, 0);
+    if (status.ok()) status = SyncAndClose(std::move(fd), counters);
     if (status.ok()) return status;
-    (void)UnlinkAt(meta, temporary);
+    CAIRN_RETURN_IF_ERROR(RemoveFileAt(directory, name));
     if (!WorthRewriting(status)) break;
   }
   return Annotate(status, name);

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "common/fd.h"
@@ -24,19 +23,16 @@ struct WriteOptions {
   Owner owner;
   int threads = 1;
   bool direct = true;
-  // Unique names for temporaries; thread-safe.
-  std::function<std::string()> temporary_name;
 };
 
-// Writes every object of `part` to its name below `directory`, through temporaries in `meta`, which
-// is on the same file system; it syncs the files, but not the directories. The calling thread
-// already acts as the owner. After an error nothing that this call wrote is left, as far as the
-// file system lets it be removed.
-Status WriteObjects(int directory, int meta, const PartToWrite& part, const WriteOptions& options,
+// Writes every object of `part` to its name below `directory`, which is the caller's alone, and where none of
+// them stands yet; it syncs the files, but not the directories. The calling thread already acts as the owner.
+// After an error some of them are there.
+Status WriteObjects(int directory, const PartToWrite& part, const WriteOptions& options,
                     AtomicCounters* counters);
 
-// Writes one small file `name` of `bytes` in the same way.
-Status WriteMetaFile(int meta, const std::string& name, absl::string_view bytes,
-                     const std::function<std::string()>& temporary_name, AtomicCounters* counters);
+// Writes one small file in the same way; after an error it is not there.
+Status WriteSmallFile(int directory, const std::string& name, absl::string_view bytes,
+                      AtomicCounters* counters);
 
 }  // namespace cairn::storage

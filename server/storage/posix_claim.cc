@@ -7,6 +7,7 @@
 #include "absl/strings/strip.h"
 #include "common/layout.h"
 #include "server/storage/files.h"
+#include "server/storage/posix_lay_out.h"
 #include "server/storage/posix_trash.h"
 
 namespace cairn::storage {
@@ -15,6 +16,7 @@ namespace {
 // Publishers that meet at one step settle in a few rounds; more means that something else moves
 // things about.
 constexpr int kMaxRounds = 64;
+constexpr int kMaxInVain = 3;
 
 // A claim on its way, and what comes out of places on that way. Each round looks at one claim and
 // at its step's place, and then moves once.
@@ -42,10 +44,19 @@ class Settling {
     const StoredCheckpoint& stored = aside.stored;
     if (!aside.Ours() || stored.key.job != SplitPath(at_.path).base) return Done();
     if (IsRemoved(at_, stored.key)) return Throw(claim, stored.key);
+    CAIRN_ASSIGN_OR_RETURN(const bool has_parts, HasParts(aside));
+    if (has_parts && stored.Complete()) {
+      // The publisher that held the claim before may lay it out at the same time, and take the parts away.
+      const Status laid_out = LayOut(root_, at_, aside);
+      return absl::IsNotFound(laid_out) && ++laid_out_in_vain_ < kMaxInVain ? absl::OkStatus()
+                                                                            : laid_out;
+    }
     const std::string step = StepDirectory(stored.key.step);
     CAIRN_ASSIGN_OR_RETURN(const Place standing, LookAt(at_.job.get(), step, at_.path));
     if (standing.kind == Place::Kind::kForeign) return NotOurs(at_, stored.key.step);
-    if (!standing.Ours() || RankOf(stored) > RankOf(standing.stored)) {
+    const bool same = standing.Holds(stored.key) && stored.Complete() && standing.stored.Complete();
+    const bool repairs = same && !CheckParts(standing).ok() && CheckParts(aside).ok();
+    if (!standing.Ours() || RankOf(stored) > RankOf(standing.stored) || repairs) {
       if (!stored.Complete()) return Done();  // damaged since it was claimed
       return Bring(claim, stored.key, standing);
     }
@@ -174,6 +185,7 @@ class Settling {
   std::vector<std::string> claims_;  // to be settled, the last one first
   std::string exchanged_;            // the step with which the last one was exchanged
   bool brought_ = false;
+  int laid_out_in_vain_ = 0;
 };
 
 }  // namespace
@@ -231,10 +243,13 @@ StatusOr<std::optional<std::string>> FindPublished(const JobDirectories& at,
                                                    const CheckpointKey& checkpoint) {
   const std::string step = StepDirectory(checkpoint.step);
   CAIRN_ASSIGN_OR_RETURN(const Place standing, LookAt(at.job.get(), step, at.path));
-  if (standing.Holds(checkpoint) && standing.stored.Complete()) return step;
+  const auto is_it = [&](const Place& place) {
+    return place.Holds(checkpoint) && place.stored.Complete() && CheckParts(place).ok();
+  };
+  if (is_it(standing)) return step;
   CAIRN_ASSIGN_OR_RETURN(const auto held, ListHeld(at, at.abandoned.get(), checkpoint));
   for (const Held& aside : held) {
-    if (!aside.place.Holds(checkpoint) || !aside.place.stored.Complete()) continue;
+    if (!is_it(aside.place)) continue;
     return absl::StrCat(SplitPath(AbandonedDirectory(checkpoint)).directory, "/", aside.name);
   }
   return std::nullopt;

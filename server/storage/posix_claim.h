@@ -41,7 +41,7 @@ StatusOr<std::vector<Place>> WherePublished(const JobDirectories& at, const Chec
 // Whole, and of the checkpoint's attempt: that one is of no use any more.
 bool IsNewerRevision(const Place& place, const CheckpointKey& checkpoint);
 
-// Where the checkpoint is published, relative to the job: in its step's place or aside, whole.
+// Where the checkpoint is published, relative to the job: in its step's place or aside, with all its files.
 StatusOr<std::optional<std::string>> FindPublished(const JobDirectories& at,
                                                    const CheckpointKey& checkpoint);
 

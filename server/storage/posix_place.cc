@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "common/layout.h"
@@ -70,11 +71,12 @@ bool StillStands(int parent, const std::string& name, const Place& place) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-Status CheckFile(int directory, Writer writer, const ObjectEntry& object) {
+Status CheckFile(int directory, const StoredPart& part, const ObjectEntry& object) {
   const auto damaged = [&](absl::string_view why) {
-    return absl::DataLossError(absl::StrCat("file ", object.name, " of writer ", writer, " ", why));
+    return absl::DataLossError(
+        absl::StrCat("file ", object.name, " of writer ", part.manifest.writer, " ", why));
   };
-  const auto fd = OpenAt(directory, object.name, O_PATH);
+  const auto fd = OpenPartFile(directory, part, object.name, O_PATH);
   if (!fd.ok()) return damaged(fd.status().message());
   struct stat info = {};
   if (::fstat(fd->get(), &info) != 0) return ErrnoStatus(errno, object.name);
@@ -85,9 +87,23 @@ Status CheckFile(int directory, Writer writer, const ObjectEntry& object) {
   return absl::OkStatus();
 }
 
-Status CheckFiles(int directory, const Manifest& manifest) {
-  for (const ObjectEntry& object : manifest.objects) {
-    CAIRN_RETURN_IF_ERROR(CheckFile(directory, manifest.writer, object));
+Status CheckPart(const Place& place, const StoredPart& part) {
+  const Writer writer = part.manifest.writer;
+  Status files;
+  const auto check = [&](const ObjectEntry& object) {
+    if (files.ok()) files = CheckFile(place.directory.get(), part, object);
+  };
+  CAIRN_ASSIGN_OR_RETURN(const StoredPart read,
+                         ReadPart(place.directory.get(), writer, ManifestDetail::kSummary, check));
+  if (read.digest != part.digest) {
+    return absl::DataLossError(absl::StrCat(ManifestFile(writer), " is another than before"));
+  }
+  return files;
+}
+
+Status CheckParts(const Place& place) {
+  for (const StoredPart& part : place.stored.parts) {
+    CAIRN_RETURN_IF_ERROR(CheckPart(place, part));
   }
   return absl::OkStatus();
 }
@@ -97,7 +113,12 @@ StatusOr<bool> PartStands(const Place& place, const PartToWrite& part) {
   const std::string digest = ManifestDigest(part.encoded);
   for (const StoredPart& stored : place.stored.parts) {
     if (stored.manifest.writer != part.manifest->writer) continue;
-    if (stored.digest == digest) return CheckFiles(place.directory.get(), *part.manifest).ok();
+    if (stored.digest == digest) {
+      const auto& objects = part.manifest->objects;
+      return std::all_of(objects.begin(), objects.end(), [&](const ObjectEntry& object) {
+        return CheckFile(place.directory.get(), stored, object).ok();
+      });
+    }
     return absl::AlreadyExistsError(
         absl::StrCat("writer ", part.manifest->writer,
                      " has another manifest in storage: ", stored.digest, ", not ", digest));

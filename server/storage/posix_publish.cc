@@ -6,8 +6,11 @@
 #include <algorithm>
 
 #include "common/layout.h"
+#include "common/stored_checkpoint.h"
 #include "server/storage/files.h"
 #include "server/storage/posix_claim.h"
+#include "server/storage/posix_come_in.h"
+#include "server/storage/posix_lay_out.h"
 #include "server/storage/posix_place.h"
 #include "server/storage/posix_trash.h"
 
@@ -33,24 +36,40 @@ StatusOr<bool> IsReplaced(const JobDirectories& at, const CheckpointKey& checkpo
                      [&](const Place& place) { return IsNewerRevision(place, checkpoint); });
 }
 
-// Each part's names are read for that alone.
-Status CheckFilesOf(const Place& place) {
-  for (const StoredPart& part : place.stored.parts) {
-    const std::string name = ManifestFile(part.manifest.writer);
-    CAIRN_ASSIGN_OR_RETURN(const UniqueFd file, OpenAt(place.directory.get(), name, O_RDONLY));
-    Status files;
-    const auto check = [&](const ObjectEntry& object) {
-      if (files.ok()) files = CheckFile(place.directory.get(), part.manifest.writer, object);
-    };
-    CAIRN_ASSIGN_OR_RETURN(
-        const StoredPart read,
-        ReadManifestFile(file.get(), ManifestDetail::kSummary, kMaxManifestBytes, check));
-    if (read.digest != part.digest) {
-      return absl::DataLossError(absl::StrCat(name, " is another than before"));
+// A published one of which files are missing is stored again from what is left of it and the parts that were
+// written again: brings those that are whole there, and that `partial` lacks, into it. False: others are lacking.
+StatusOr<bool> FillFromDamaged(PosixRoot* root, const JobDirectories& at,
+                               const CheckpointKey& checkpoint, const Place& partial) {
+  CAIRN_ASSIGN_OR_RETURN(const Place standing,
+                         LookAt(at.job.get(), StepDirectory(checkpoint.step), at.path));
+  if (!standing.Holds(checkpoint)) return false;
+  size_t together = partial.stored.parts.size();
+  std::vector<const StoredPart*> lacking;
+  for (const StoredPart& part : standing.stored.parts) {
+    const auto& there = partial.stored.parts;
+    if (std::any_of(there.begin(), there.end(), [&](const StoredPart& other) {
+          return other.manifest.writer == part.manifest.writer;
+        })) {
+      continue;
     }
-    CAIRN_RETURN_IF_ERROR(files);
+    if (!CheckPart(standing, part).ok()) return false;
+    lacking.push_back(&part);
+    ++together;
   }
-  return absl::OkStatus();
+  if (together != static_cast<size_t>(partial.stored.world_size)) return false;
+  for (const StoredPart* part : lacking) {
+    OwnDirectory own(root, at, checkpoint);
+    const Status linked = LinkPart(standing, *part, at.writing.get(), own.name());
+    if (absl::IsUnimplemented(linked)) return false;  // the writers' nodes write them again
+    CAIRN_RETURN_IF_ERROR(linked);
+    const auto holds = [&](const Place& place) -> StatusOr<bool> {
+      const auto& there = place.stored.parts;
+      return std::any_of(there.begin(), there.end(),
+                         [&](const StoredPart& other) { return other.digest == part->digest; });
+    };
+    CAIRN_RETURN_IF_ERROR(ComeIn(root, at, checkpoint, part->manifest.writer, holds, &own));
+  }
+  return true;
 }
 
 // Claims the partial directory when it is whole. nullopt: it lacks parts (*lacks_parts), or is not
@@ -65,10 +84,11 @@ StatusOr<std::optional<std::string>> ClaimPartial(PosixRoot* root, const JobDire
     return absl::FailedPreconditionError(absl::StrCat("in conflict: ", partial.stored.conflict));
   }
   if (!partial.stored.Complete()) {
-    *lacks_parts = true;
+    CAIRN_ASSIGN_OR_RETURN(const bool filled, FillFromDamaged(root, at, checkpoint, partial));
+    *lacks_parts = !filled;
     return std::nullopt;
   }
-  const Status whole = CheckFilesOf(partial);
+  const Status whole = CheckParts(partial);
   if (!whole.ok()) {
     // Or another publisher has taken it since, and what it was is on its way out of the trash.
     if (!StillStands(at.partial.get(), name, partial)) return std::nullopt;
@@ -77,10 +97,6 @@ StatusOr<std::optional<std::string>> ClaimPartial(PosixRoot* root, const JobDire
   CAIRN_ASSIGN_OR_RETURN(const Place standing,
                          LookAt(at.job.get(), StepDirectory(checkpoint.step), at.path));
   if (standing.kind == Place::Kind::kForeign) return NotOurs(at, checkpoint.step);
-  const auto meta = OpenDirectoryAt(partial.directory.get(), kMetaDirectory);
-  if (absl::IsNotFound(meta.status())) return std::nullopt;  // likewise
-  CAIRN_RETURN_IF_ERROR(meta.status());
-  CAIRN_RETURN_IF_ERROR(root->RemoveStale(meta->get(), ""));
   return TakeClaim(root, at, at.partial.get(), name, checkpoint);
 }
 
@@ -223,7 +239,7 @@ Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const Checkpoin
       if (aside.place.Holds(checkpoint) && aside.place.stored.Complete()) found = &aside;
     }
     if (found != nullptr) {
-      const Status whole = CheckFilesOf(found->place);
+      const Status whole = CheckParts(found->place);
       if (!whole.ok() && StillStands(at.abandoned.get(), found->name, found->place)) return whole;
       if (!whole.ok()) continue;
       CAIRN_RETURN_IF_ERROR(Swap(root, at, checkpoint, found->name, standing));

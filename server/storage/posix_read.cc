@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "common/layout.h"
@@ -16,15 +17,13 @@
 namespace cairn::storage {
 namespace {
 
-// True when the manifest with this digest stands in `directory`.
-StatusOr<bool> HoldsManifest(int directory, Writer writer, const std::string& digest) {
-  const auto file = OpenAt(directory, ManifestFile(writer), O_RDONLY);
-  if (absl::IsNotFound(file.status())) return false;
-  CAIRN_RETURN_IF_ERROR(file.status());
-  const auto part =
-      ReadManifestFile(file->get(), ManifestDetail::kSummary, kMaxManifestBytes, nullptr);
+// The part whose manifest has this digest; nullopt when it does not stand in `directory`.
+StatusOr<std::optional<StoredPart>> FindPart(int directory, Writer writer,
+                                             const std::string& digest) {
+  auto part = ReadPart(directory, writer, ManifestDetail::kSummary, nullptr);
   if (absl::IsUnavailable(part.status())) return part.status();
-  return part.ok() && part->digest == digest;
+  if (!part.ok() || part->digest != digest) return std::nullopt;
+  return *std::move(part);
 }
 
 // Where the checkpoint may stand, relative to the job, the likeliest first. In publish/ and
@@ -47,8 +46,9 @@ StatusOr<std::vector<std::string>> PlacesOf(int job, const CheckpointKey& key) {
   return places;
 }
 
-StatusOr<UniqueFd> OpenFile(int directory, const ObjectEntry& entry, const std::string& what) {
-  auto file = OpenAt(directory, entry.name, O_RDONLY);
+StatusOr<UniqueFd> OpenFile(int directory, const StoredPart& part, const ObjectEntry& entry,
+                            const std::string& what) {
+  auto file = OpenPartFile(directory, part, entry.name, O_RDONLY);
   if (absl::IsNotFound(file.status())) {
     return absl::DataLossError(absl::StrCat(what, ": its file is gone"));
   }
@@ -84,9 +84,9 @@ StatusOr<UniqueFd> OpenWanted(const PosixRoot& root, const Wanted& wanted) {
       const auto directory = OpenDirectoryAt(job.get(), place);
       if (absl::IsNotFound(directory.status())) continue;
       CAIRN_RETURN_IF_ERROR(directory.status());
-      CAIRN_ASSIGN_OR_RETURN(const bool holds,
-                             HoldsManifest(directory->get(), wanted.writer, wanted.digest));
-      if (holds) return OpenFile(directory->get(), wanted.entry, what);
+      CAIRN_ASSIGN_OR_RETURN(const auto part,
+                             FindPart(directory->get(), wanted.writer, wanted.digest));
+      if (part.has_value()) return OpenFile(directory->get(), *part, wanted.entry, what);
     }
   }
   return absl::NotFoundError(absl::StrCat(what, ": is no longer in storage"));

@@ -26,18 +26,22 @@ StatusOr<LineRecord> WriteRecordBelow(PosixRoot* root, const JobDirectories& at,
   }
   // Each node of a ring writes its own record of a life's beginning, at about the same time.
   constexpr int64_t kNobodyWritesSoLong = 600;
-  CAIRN_RETURN_IF_ERROR(root->RemoveStale(line.get(), "", kNobodyWritesSoLong));
+  CAIRN_RETURN_IF_ERROR(root->RemoveStale(line.get(), kNobodyWritesSoLong));
   const std::string written = root->TemporaryName();
-  CAIRN_RETURN_IF_ERROR(WriteMetaFile(
-      line.get(), written, EncodeLineRecord(record), [root] { return root->TemporaryName(); },
-      root->counters()));
+  CAIRN_RETURN_IF_ERROR(
+      WriteSmallFile(line.get(), written, EncodeLineRecord(record), root->counters()));
   const std::string name = LineRecordName(record.number, record.kind);
-  const bool exclusive = absl::IsNotFound(before.status());
-  Status named = RenameAt(line.get(), written, line.get(), name, exclusive ? RENAME_NOREPLACE : 0);
-  // Not every file system can refuse to replace. Then two that settle the same at the same moment
-  // leave the later one's.
-  if (absl::IsInvalidArgument(named)) named = RenameAt(line.get(), written, line.get(), name, 0);
-  if (!named.ok()) (void)UnlinkAt(line.get(), written);
+  Status named;
+  if (absl::IsNotFound(before.status())) {
+    // A link replaces nothing, where a rename may: a network file system has no rename that does not.
+    named = LinkAt(line.get(), written, line.get(), name);
+    if (absl::IsUnimplemented(named)) {
+      named = RenameAt(line.get(), written, line.get(), name, RENAME_NOREPLACE);
+    }
+  } else {
+    named = RenameAt(line.get(), written, line.get(), name, 0);
+  }
+  (void)RemoveFileAt(line.get(), written);
   if (!named.ok() && !absl::IsAlreadyExists(named)) return named;
   CAIRN_RETURN_IF_ERROR(Sync(line.get()));
   CAIRN_RETURN_IF_ERROR(Sync(at.meta.get()));

@@ -191,8 +191,9 @@ StatusOr<JobDirectories> PosixRoot::OpenJob(const std::string& job, Owner owner,
   CAIRN_ASSIGN_OR_RETURN(at.partial, open(at.meta.get(), "partial"));
   CAIRN_ASSIGN_OR_RETURN(at.publish, open(at.meta.get(), "publish"));
   CAIRN_ASSIGN_OR_RETURN(at.trash, open(at.meta.get(), "trash"));
-  // Jobs of older versions lack it.
+  // Jobs of older versions lack these.
   CAIRN_ASSIGN_OR_RETURN(at.abandoned, MakeDirectoriesAt(at.meta.get(), "abandoned"));
+  CAIRN_ASSIGN_OR_RETURN(at.writing, MakeDirectoriesAt(at.meta.get(), "writing"));
   return at;
 }
 
@@ -202,22 +203,17 @@ std::string PosixRoot::TemporaryName() {
   return absl::StrCat(OwnPrefix(), Next(), kTemporarySuffix);
 }
 
-Status PosixRoot::RemoveStale(int directory, const std::string& prefix, int64_t seconds) const {
+Status PosixRoot::RemoveStale(int directory, int64_t seconds) const {
   CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory));
   std::optional<int64_t> now;
   for (const std::string& name : names) {
-    if (!absl::EndsWith(name, kTemporarySuffix) || !absl::StartsWith(name, prefix) ||
-        absl::StrContains(name, OwnPrefix())) {
-      continue;
+    if (!absl::EndsWith(name, kTemporarySuffix) || absl::StartsWith(name, OwnPrefix())) continue;
+    struct stat info = {};
+    if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!now.has_value()) {
+      CAIRN_ASSIGN_OR_RETURN(now, Touch(directory));
     }
-    if (seconds > 0) {
-      struct stat info = {};
-      if (::fstatat(directory, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
-      if (!now.has_value()) {
-        CAIRN_ASSIGN_OR_RETURN(now, Touch(directory));
-      }
-      if (*now - info.st_mtim.tv_sec < seconds) continue;
-    }
+    if (*now - info.st_mtim.tv_sec < seconds) continue;
     CAIRN_RETURN_IF_ERROR(RemoveFileAt(directory, name));
   }
   return absl::OkStatus();

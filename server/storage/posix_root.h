@@ -20,7 +20,8 @@ struct JobDirectories {
   std::string path;  // absolute, of the job
   UniqueFd root;
   UniqueFd job;
-  UniqueFd meta;  // .cairn, and the next four are inside it
+  UniqueFd meta;  // .cairn, and the next five are inside it
+  UniqueFd writing;
   UniqueFd partial;
   UniqueFd publish;
   UniqueFd abandoned;
@@ -53,15 +54,14 @@ class PosixRoot {
 
   // A name for a temporary file. No daemon that shares the root ever draws it too.
   std::string TemporaryName();
-  // A number that makes a name below publish/ or trash/ unique in the same way.
+  // A number that makes a name below writing/, publish/ or trash/ unique in the same way.
   uint64_t UniqueNumber() { return (instance_ << 20) ^ Next(); }
   // False once the file system has refused to exchange two directories.
   bool exchanges() const { return exchanges_.load(std::memory_order_relaxed); }
   void set_cannot_exchange() { exchanges_.store(false, std::memory_order_relaxed); }
-  // Removes temporaries that a dead daemon left in `directory`: those whose names begin with
-  // `prefix`, and that were last changed so long ago, by the file system's clock, where another node may be
-  // writing one just now. This daemon's own stay, for another thread may be writing them.
-  Status RemoveStale(int directory, const std::string& prefix, int64_t seconds = 0) const;
+  // Removes temporaries that a dead daemon left in `directory`: those that were last changed so long ago, by
+  // the file system's clock. This daemon's own stay, for another thread may be writing them.
+  Status RemoveStale(int directory, int64_t seconds) const;
 
  private:
   struct Found {

@@ -229,7 +229,11 @@ class PosixStorage final : public Storage {
                                          Owner reader) override {
     return OpenBelow(root_, checkpoint, name, reader);
   }
-  Counters counters() const override { return std::as_const(root_).counters().Read(); }
+  Counters counters() const override {
+    Counters counters = std::as_const(root_).counters().Read();
+    counters.weaknesses = CallsLeftOut();
+    return counters;
+  }
 
  private:
   StatusOr<Published> PublishAs(Owner owner, const JobDirectories& at,

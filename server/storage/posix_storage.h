@@ -1,10 +1,10 @@
 // Storage on a file system with directories, rename and exchange, below one root that several
 // daemons may share. common/layout.h says where things stand.
 //
-// Order is the point: objects to new temporary names, data, fsync, rename, directory fsync;
-// manifests last; the directory of a complete checkpoint is claimed by one publisher, under a name
-// that only it uses, and then put in place by rename or exchange. After any fsync or close error
-// the file is written anew to a new inode.
+// Order is the point. A part is written in a directory that only its writer uses: data, fsync, directory fsync,
+// the manifest last; it comes in by one rename. The directory of a complete checkpoint is claimed by one
+// publisher, under a name that only it uses; it lays the parts out by links, and then puts the checkpoint in
+// place by rename or exchange. After any fsync or close error the file is written again, to a new inode.
 //
 // The root is opened anew for each call, and its marker is read (common/root_marker.h): nothing is
 // held open that would keep it from being unmounted, and what is mounted there later is found. A root

@@ -61,9 +61,10 @@ Status SweepClaims(PosixRoot* root, const JobDirectories& at) {
   return first;
 }
 
-Status SweepPartials(PosixRoot* root, const JobDirectories& at, const std::string& job,
-                     const SweepRules& rules) {
-  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(at.partial.get()));
+// Sweeps `directory`, which is partial/ or writing/.
+Status SweepUnpublished(PosixRoot* root, const JobDirectories& at, int directory,
+                        const std::string& job, const SweepRules& rules) {
+  CAIRN_ASSIGN_OR_RETURN(const auto names, ListDirectory(directory));
   if (names.empty()) return absl::OkStatus();
   // The file system's clock: this machine's may be hours away from that of a file server.
   CAIRN_ASSIGN_OR_RETURN(const int64_t now, Touch(at.trash.get()));
@@ -72,13 +73,14 @@ Status SweepPartials(PosixRoot* root, const JobDirectories& at, const std::strin
     if (!ParseCheckpointDirectory(name, &named)) continue;
     named.job = job;
     const bool useless = IsRemoved(at, named) || (rules.superseded && rules.superseded(named));
-    if (!useless && (!rules.wanted || rules.wanted(named))) continue;
-    const auto directory = OpenDirectoryAt(at.partial.get(), name);
-    if (!directory.ok()) continue;
-    // Another node may be writing its part of it just now.
-    CAIRN_ASSIGN_OR_RETURN(const int64_t newest, NewestChange(directory->get()));
+    const bool kept = directory == at.partial.get() && (!rules.wanted || rules.wanted(named));
+    if (!useless && kept) continue;
+    const auto tree = OpenDirectoryAt(directory, name);
+    if (!tree.ok()) continue;
+    // Another node may be writing it just now. If it stood still so long, it finds it gone and writes it again.
+    CAIRN_ASSIGN_OR_RETURN(const int64_t newest, NewestChange(tree->get()));
     if (now - newest < (useless || rules.full ? kSweepAgeSeconds : kKeepSeconds)) continue;
-    CAIRN_RETURN_IF_ERROR(Discard(root, at, at.partial.get(), name, named));
+    CAIRN_RETURN_IF_ERROR(Discard(root, at, directory, name, named));
   }
   return absl::OkStatus();
 }
@@ -98,10 +100,11 @@ Status SweepBelow(PosixRoot* root, const JobDirectories& at, const std::string& 
                   const SweepRules& rules) {
   // A claim that cannot be finished must not keep the rest from being swept.
   const Status claims = SweepClaims(root, at);
-  const Status partials = SweepPartials(root, at, job, rules);
+  const Status partials = SweepUnpublished(root, at, at.partial.get(), job, rules);
+  const Status writing = SweepUnpublished(root, at, at.writing.get(), job, rules);
   const Status decided = BringBackDecided(root, at, job);
   const Status trash = decided.ok() ? EmptyTrash(at, /*all=*/rules.full) : absl::OkStatus();
-  for (const Status& status : {claims, partials, decided, trash}) {
+  for (const Status& status : {claims, partials, writing, decided, trash}) {
     CAIRN_RETURN_IF_ERROR(Annotate(status, absl::StrCat("sweeping ", job)));
   }
   return absl::OkStatus();

@@ -1,47 +1,18 @@
 #include "server/storage/posix_write.h"
 
 #include <algorithm>
+#include <deque>
 #include <set>
 
-#include "absl/cleanup/cleanup.h"
 #include "common/failpoint.h"
 #include "common/layout.h"
 #include "common/stored_checkpoint.h"
 #include "server/storage/files.h"
-#include "server/storage/posix_claim.h"
+#include "server/storage/posix_come_in.h"
 #include "server/storage/posix_place.h"
 
 namespace cairn::storage {
 namespace {
-
-// True when all parts already stand, whole, in the published checkpoint or in one on its way there;
-// then their names are durable too. FAILED_PRECONDITION when a newer revision of the same attempt
-// is published: what is written would never be.
-StatusOr<bool> StandPublished(const JobDirectories& at, const CheckpointKey& checkpoint,
-                              const std::vector<PartToWrite>& parts) {
-  CAIRN_ASSIGN_OR_RETURN(const std::vector<Place> places, WherePublished(at, checkpoint));
-  for (const Place& place : places) {
-    const StoredCheckpoint& stored = place.stored;
-    if (IsNewerRevision(place, checkpoint)) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("revision ", stored.key.revision, " has replaced it in storage"));
-    }
-    if (!place.Holds(checkpoint) || !stored.Complete()) continue;
-    bool all = true;
-    for (const PartToWrite& part : parts) {
-      CAIRN_ASSIGN_OR_RETURN(const bool stands, PartStands(place, part));
-      all = all && stands;
-    }
-    if (!all) continue;
-    CAIRN_RETURN_IF_ERROR(SyncDirectoryAt(place.directory.get(), kMetaDirectory));
-    for (const int directory :
-         {place.directory.get(), at.publish.get(), at.abandoned.get(), at.job.get()}) {
-      CAIRN_RETURN_IF_ERROR(Sync(directory));
-    }
-    return true;
-  }
-  return false;
-}
 
 // Those of `parts` that the partial directory does not hold whole. FAILED_PRECONDITION when the
 // parts in it and the missing ones cannot belong together.
@@ -68,76 +39,39 @@ StatusOr<std::vector<const PartToWrite*>> FindMissing(const Place& partial,
   return missing;
 }
 
-// Removes files that a dead daemon wrote of a part without a manifest: the disk may not hold the
-// part twice.
-Status RemoveFiles(int directory, const Manifest& manifest) {
-  for (const ObjectEntry& object : manifest.objects) {
-    const auto [inner, base] = SplitPath(object.name);
-    UniqueFd parent;
-    if (!inner.empty()) {
-      auto opened = OpenDirectoryAt(directory, inner);
-      if (absl::IsNotFound(opened.status())) continue;
-      CAIRN_RETURN_IF_ERROR(opened.status());
-      parent = *std::move(opened);
-    }
-    CAIRN_RETURN_IF_ERROR(RemoveFileAt(parent.valid() ? parent.get() : directory, base));
-  }
-  return absl::OkStatus();
-}
-
-// Every directory on the way to an object gets a new entry.
-void AddDirectories(const Manifest& manifest, std::set<std::string>* directories) {
-  for (const ObjectEntry& object : manifest.objects) {
-    const std::string& name = object.name;
-    for (size_t slash = name.find('/'); slash != std::string::npos;
-         slash = name.find('/', slash + 1)) {
-      directories->insert(name.substr(0, slash));
-    }
-  }
-}
-
-// `directory` is the checkpoint's partial directory.
-Status WriteMissing(PosixRoot* root, int directory, Owner owner,
-                    const std::vector<const PartToWrite*>& missing) {
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd meta, MakeDirectoriesAt(directory, kMetaDirectory));
+// Writes the whole part. All of it is durable, except the directory's own name.
+Status WriteOwn(PosixRoot* root, const JobDirectories& at, Owner owner, const PartToWrite& part,
+                const std::string& name) {
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd own, MakeDirectoriesAt(at.writing.get(), name));
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd meta, MakeDirectoriesAt(own.get(), kMetaDirectory));
   WriteOptions write;
   write.owner = owner;
   write.threads = root->options().threads;
   write.direct = root->options().direct;
-  const auto name_for = [root](Writer writer) {
-    return [root, writer] { return absl::StrCat(writer, ".", root->TemporaryName()); };
-  };
-  std::set<std::string> directories;
-  // After an error, parts that are not stored whole give back their room: nobody may come to finish
-  // them.
-  std::vector<const Manifest*> unfinished;
-  absl::Cleanup give_back = [&] {
-    for (const Manifest* manifest : unfinished) (void)RemoveFiles(directory, *manifest);
-  };
-  for (const PartToWrite* part : missing) {
-    const Writer writer = part->manifest->writer;
-    CAIRN_RETURN_IF_ERROR(root->RemoveStale(meta.get(), absl::StrCat(writer, ".")));
-    // A manifest that no longer tells the truth goes before the files it names change.
-    CAIRN_RETURN_IF_ERROR(RemoveFileAt(meta.get(), SplitPath(ManifestFile(writer)).base));
-    unfinished.push_back(part->manifest);
-    write.temporary_name = name_for(writer);
-    CAIRN_RETURN_IF_ERROR(RemoveFiles(directory, *part->manifest));
-    const Status written = WriteObjects(directory, meta.get(), *part, write, root->counters());
-    CAIRN_RETURN_IF_ERROR(Annotate(written, absl::StrCat("writer ", writer)));
-    AddDirectories(*part->manifest, &directories);
-  }
-  for (const std::string& inner : directories) {
-    CAIRN_RETURN_IF_ERROR(SyncDirectoryAt(directory, inner));
+  CAIRN_RETURN_IF_ERROR(WriteObjects(own.get(), part, write, root->counters()));
+  std::set<std::string> inside;
+  for (const ObjectEntry& object : part.manifest->objects) AddDirectoriesOf(object.name, &inside);
+  for (const std::string& inner : inside) {
+    CAIRN_RETURN_IF_ERROR(SyncDirectoryAt(own.get(), inner));
   }
   // The objects' names are durable before a manifest says so.
-  CAIRN_RETURN_IF_ERROR(Sync(directory));
-  for (const PartToWrite* part : missing) {
-    const Writer writer = part->manifest->writer;
-    CAIRN_RETURN_IF_ERROR(WriteMetaFile(meta.get(), SplitPath(ManifestFile(writer)).base,
-                                        part->encoded, name_for(writer), root->counters()));
-    std::erase(unfinished, part->manifest);
-  }
+  CAIRN_RETURN_IF_ERROR(Sync(own.get()));
+  CAIRN_RETURN_IF_ERROR(WriteSmallFile(meta.get(), ManifestName(part.manifest->writer),
+                                       part.encoded, root->counters()));
   return Sync(meta.get());
+}
+
+// From the inside out, also what stood already: a dead writer may have made it and not synced it.
+Status SyncPartial(const JobDirectories& at, const CheckpointKey& checkpoint) {
+  const std::string name = SplitPath(PartialDirectory(checkpoint)).base;
+  const std::string meta = absl::StrCat(name, "/", kMetaDirectory);
+  for (const std::string& inner : {absl::StrCat(meta, "/", kPartsDirectory), meta, name}) {
+    CAIRN_RETURN_IF_ERROR(SyncDirectoryAt(at.partial.get(), inner));
+  }
+  for (const int directory : {at.writing.get(), at.partial.get(), at.meta.get(), at.job.get()}) {
+    CAIRN_RETURN_IF_ERROR(Sync(directory));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -149,11 +83,17 @@ Status WritePartsBelow(PosixRoot* root, const JobDirectories& at, const Checkpoi
   if (removed.Contains(checkpoint.attempt)) {
     return absl::FailedPreconditionError("the step was removed for this attempt");
   }
-  CAIRN_ASSIGN_OR_RETURN(const bool published, StandPublished(at, checkpoint, parts));
+  const auto holds_all = [&](const Place& place) -> StatusOr<bool> {
+    for (const PartToWrite& part : parts) {
+      CAIRN_ASSIGN_OR_RETURN(const bool stands, PartStands(place, part));
+      if (!stands) return false;
+    }
+    return true;
+  };
+  CAIRN_ASSIGN_OR_RETURN(const bool published, StandsPublished(at, checkpoint, holds_all));
   if (published) return absl::OkStatus();
 
   const std::string name = SplitPath(PartialDirectory(checkpoint)).base;
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, MakeDirectoriesAt(at.partial.get(), name));
   CAIRN_ASSIGN_OR_RETURN(const Place partial, LookAt(at.partial.get(), name, at.path));
   if (partial.Ours() && !partial.Holds(checkpoint)) {
     return absl::DataLossError(absl::StrCat(at.path, "/", PartialDirectory(checkpoint),
@@ -161,13 +101,25 @@ Status WritePartsBelow(PosixRoot* root, const JobDirectories& at, const Checkpoi
                                             partial.stored.key.DebugString()));
   }
   CAIRN_ASSIGN_OR_RETURN(const auto missing, FindMissing(partial, parts));
-  CAIRN_RETURN_IF_ERROR(WriteMissing(root, directory.get(), owner, missing));
-  // From the inside out, also those that stood already: a dead writer may have made them and not
-  // synced them.
-  CAIRN_RETURN_IF_ERROR(Sync(directory.get()));
-  CAIRN_RETURN_IF_ERROR(Sync(at.partial.get()));
-  CAIRN_RETURN_IF_ERROR(Sync(at.meta.get()));
-  CAIRN_RETURN_IF_ERROR(Sync(at.job.get()));
+  // All are written before one comes in: after an error, what was written gives back its room.
+  std::deque<OwnDirectory> own;
+  for (const PartToWrite* part : missing) {
+    const Status written =
+        WriteOwn(root, at, owner, *part, own.emplace_back(root, at, checkpoint).name());
+    CAIRN_RETURN_IF_ERROR(Annotate(written, absl::StrCat("writer ", part->manifest->writer)));
+  }
+  for (size_t i = 0; i < missing.size(); ++i) {
+    const auto holds = [&](const Place& place) { return PartStands(place, *missing[i]); };
+    const Writer writer = missing[i]->manifest->writer;
+    CAIRN_RETURN_IF_ERROR(ComeIn(root, at, checkpoint, writer, holds, &own[i]));
+  }
+  const Status synced = SyncPartial(at, checkpoint);
+  if (absl::IsNotFound(synced)) {  // it was claimed meanwhile
+    CAIRN_ASSIGN_OR_RETURN(const bool claimed, StandsPublished(at, checkpoint, holds_all));
+    if (!claimed) return absl::AbortedError(absl::StrCat(at.path, "/", name, " keeps changing"));
+  } else {
+    CAIRN_RETURN_IF_ERROR(synced);
+  }
   if (const int error = ReachFailpoint(Failpoint::kStorageDone); error != 0) {
     return ErrnoStatus(error, "after writing");
   }

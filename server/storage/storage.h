@@ -76,6 +76,8 @@ struct Counters {
   uint64_t sync_failures = 0;  // the storage could not say that bytes are durable
   uint64_t rewrites = 0;       // objects and manifests written anew after such a failure
   uint64_t published = 0;      // checkpoints that this instance brought to their step
+  // What its file system cannot do, so that less is promised: "place: what, and what that means".
+  std::vector<std::string> weaknesses = {};
 };
 
 // What became of a checkpoint that was to be published.

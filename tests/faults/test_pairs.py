@@ -193,10 +193,10 @@ class Run:
 
     def await_partial(self) -> None:
         """Until the step's files are begun, or there, or the node says why they cannot be."""
-        partial = self.storage.root / JOB / ".cairn" / "partial"
+        meta = self.storage.root / JOB / ".cairn"
 
         def how_far() -> str:
-            if list(partial.glob(f"{THIRD}.*")):
+            if list(meta.glob(f"writing/{THIRD}.*")) or list(meta.glob(f"partial/{THIRD}.*")):
                 return "in the middle of persisting"
             if (self.storage.root / JOB / str(THIRD)).exists():
                 return "after persisting"

@@ -165,8 +165,8 @@ def test_other_bytes_than_were_said_are_stored_nowhere(shared: Node, writer: Raw
 def test_a_writer_that_stops_in_the_middle_leaves_nothing(shared: Node, writer: Raw) -> None:
     data = pattern("half", 9 * MIB)
     refused(UNAVAILABLE, lambda: store(writer, 1, {"a": data}, most=3 * MIB), "writer has gone")
-    partial = shared.storage / writer.job / ".cairn" / "partial"
-    left = [path for path in partial.rglob("*") if path.is_file() and path.stat().st_size > MIB]
+    meta = shared.storage / writer.job / ".cairn"
+    left = [path for path in meta.rglob("*") if path.is_file() and path.stat().st_size > MIB]
     assert not left
     assert store(writer, 2, {"a": data}).complete
 

@@ -47,8 +47,9 @@ def files_of(node: Node, job: str, step: int) -> Path:
 
 
 def unpublished(node: Node, job: str) -> list[Path]:
-    partial = node.storage / job / ".cairn" / "partial"
-    return [path for path in partial.rglob("*") if path.is_file()] if partial.exists() else []
+    meta = node.storage / job / ".cairn"
+    inside = [*(meta / "writing").rglob("*"), *(meta / "partial").rglob("*")]
+    return [path for path in inside if path.is_file()]
 
 
 def test_what_finds_no_memory_goes_straight_into_storage(small: Node, job: str) -> None:

@@ -51,6 +51,10 @@ class Stops {
     MutexLock lock(&mu_);
     while (stopped_ != threads) changed_.Wait(&mu_);
   }
+  bool stopped() {
+    MutexLock lock(&mu_);
+    return stopped_ > 0;
+  }
   // The thread that stopped first, of those that still are, goes on.
   void GoFirst() {
     MutexLock lock(&mu_);
@@ -158,7 +162,7 @@ TEST_F(PosixClaims, TwoPublishersDoNotThrowTheNewCheckpointAway) {
 // The second publisher's look is older still: it is stopped wherever it renames.
 TEST_F(PosixClaims, APublisherThatWasAwayUndoesNothing) {
   UseRootInMemory();
-  for (int n = 1; n < 6; ++n) {
+  for (int n = 1; n < 7; ++n) {
     for (const Attempt attempt : {100, 101}) {
       fs::remove_all(Path(""));
       const Part older = MakePart(Key(5, 100, 0)), newer = MakePart(Key(5, attempt, 1));
@@ -173,7 +177,7 @@ TEST_F(PosixClaims, APublisherThatWasAwayUndoesNothing) {
         EXPECT_TRUE(storage::Publish(*owned, newer.manifest.Checkpoint()));
         done = true;
       });
-      if (n <= 3) stops.WaitUntilStopped(1);
+      if (n <= 4) stops.WaitUntilStopped(1);
       EXPECT_TRUE(Publish(newer.manifest.Checkpoint())) << n;
       WriteAndPublish(MakePart(Key(5, 102)));
       Sweep();
@@ -250,7 +254,7 @@ TEST_F(PosixClaims, ADecisionBringsNothingBackThatIsGoneForGood) {
 
 // A step that is removed while it is published: whoever looks second sees the other's work.
 TEST_F(PosixClaims, AStepThatIsRemovedWhileItIsPublishedIsTakenBack) {
-  for (int n = 1; n <= 2; ++n) {
+  for (int n = 1; n <= 3; ++n) {
     for (const DeleteKind kind : {DeleteKind::kUpToAttempt, DeleteKind::kThisAttempt}) {
       fs::remove_all(Path(""));
       ASSERT_TRUE(Write(MakePart(Key(5, 100))).ok());
@@ -272,12 +276,12 @@ TEST_F(PosixClaims, AStepThatIsRemovedWhileItIsPublishedIsTakenBack) {
   fs::create_directories(Path(TombstoneDirectory(5)));
   std::atomic<int> renames = 0;
   SetFailpointHook([&](Failpoint point) {
-    if (point == Failpoint::kStorageRename && ++renames == 2) {
+    if (point == Failpoint::kStorageRename && ++renames == 3) {
       std::ofstream(Path(TombstoneDirectory(5)) + "/100-100") << "";
     }
   });
   EXPECT_FALSE(Publish(Key(5, 100)));
-  EXPECT_EQ(renames, 4) << "in, out, and to the trash";
+  EXPECT_EQ(renames, 5) << "claimed, laid out, in, out, and to the trash";
   EXPECT_FALSE(fs::exists(Path("5")));
 }
 
@@ -291,7 +295,7 @@ TEST_F(PosixClaims, AUsersDirectoryThatCameInBetweenIsPutBack) {
     ASSERT_TRUE(Write(newer).ok());
     int renames = 0;
     SetFailpointHook([&](Failpoint point) {
-      if (point != Failpoint::kStorageRename || ++renames != 2) return;
+      if (point != Failpoint::kStorageRename || ++renames != 3) return;
       fs::rename(Path("5"), Path("moved"));
       fs::create_directories(Path("5"));
       std::ofstream(Path("5/thesis.txt")) << "years of work";
@@ -299,7 +303,7 @@ TEST_F(PosixClaims, AUsersDirectoryThatCameInBetweenIsPutBack) {
     ASSERT_TRUE(ArmFailpoints(armed).ok());
     EXPECT_EQ(storage_->Publish(Key(5, 100, 1), Me()).status().code(),
               absl::StatusCode::kAlreadyExists);
-    EXPECT_GE(renames, 3);
+    EXPECT_GE(renames, 4);
     SetFailpointHook(nullptr);
     ASSERT_TRUE(ArmFailpoints("").ok());
     EXPECT_EQ(Bytes(Path("5/thesis.txt")), "years of work");
@@ -316,10 +320,176 @@ TEST_F(PosixClaims, SweepingFinishesADeadPublishersClaimUnderAnyName) {
   fs::rename(Path(".cairn/partial/5.100.0"), Path(".cairn/publish/5.100.0.123456789"));
   EXPECT_THAT(Stored(), ElementsAre("5@100.0/"));
   EXPECT_TRUE(Write(part).ok());
-  EXPECT_FALSE(fs::exists(Path(".cairn/partial/5.100.0/small"))) << "it stands claimed";
+  EXPECT_FALSE(fs::exists(Path(".cairn/partial/5.100.0"))) << "it stands claimed";
   EXPECT_TRUE(Publish(Key(5, 100)));
   ExpectFiles(part, "5");
   EXPECT_THAT(Leftovers(), IsEmpty());
+}
+
+// --- a writer that stands still, and its stand-in
+
+class PosixWriters : public PosixClaims {
+ protected:
+  // All below the step: what each file holds, and the directories.
+  std::map<std::string, std::string> Tree(const std::string& directory) {
+    std::map<std::string, std::string> found;
+    for (const auto& entry : fs::recursive_directory_iterator(Path(directory))) {
+      found[entry.path()] = entry.is_directory() ? "a directory" : Bytes(entry.path());
+    }
+    return found;
+  }
+};
+
+// Promise 3. Regression: it went on through directories that were open, which followed the rename, and removed by
+// name from the published step what it could not finish.
+TEST_F(PosixWriters, OneThatWasAwayChangesNothingThatIsPublished) {
+  UseRootInMemory();
+  const std::vector<Failpoint> points = {
+      Failpoint::kStorageOpen,  Failpoint::kStorageMakeDirectory, Failpoint::kStorageAllocate,
+      Failpoint::kStorageWrite, Failpoint::kStorageTruncate,      Failpoint::kStorageSync,
+      Failpoint::kStorageClose, Failpoint::kStorageRename,        Failpoint::kStorageRenamed,
+      Failpoint::kStorageUnlink};
+  for (const Failpoint point : points) {
+    for (const bool fails : {false, true}) {
+      int n = 1;
+      for (bool stopped = true; stopped; ++n) {
+        ASSERT_LT(n, 100);
+        fs::remove_all(Path(""));
+        const Part part = MakePart(Key(5, 100)), same = MakePart(Key(5, 100));
+        Stops stops;
+        Status status;
+        std::thread away([&, storage = Make().release()] {
+          const std::unique_ptr<Storage> owned(storage);
+          Stops::StopHereAt(point, n);
+          status = storage::Write(*owned, part);
+          stops.End();
+        });
+        stops.WaitUntilStoppedOrEnded(1);
+        stopped = stops.stopped();
+        const std::string when = absl::StrCat(FailpointName(point), " ", n, fails ? ", fails" : "");
+        WriteAndPublish(same);
+        const auto published = Tree("5");
+        // The bytes that it still has to read have changed since they were sealed.
+        for (const auto& object : part.objects) {
+          if (fails && object->entry.length > 0) object->bytes()[object->entry.length - 1] ^= 1;
+        }
+        stops.Go();
+        away.join();
+        EXPECT_TRUE(status.ok() || (fails && absl::IsDataLoss(status))) << when << ": " << status;
+        EXPECT_EQ(Tree("5"), published) << when;
+        EXPECT_TRUE(Publish(Key(5, 100))) << when;
+        Sweep();
+        ExpectFiles(same, "5");
+        EXPECT_THAT(Stored(), ElementsAre("5@100.0/")) << when;
+        EXPECT_THAT(Leftovers(), IsEmpty()) << when;
+      }
+    }
+  }
+}
+
+// Two publishers lay one checkpoint out, the first of them stopped at any of its links.
+TEST_F(PosixWriters, TwoThatLayOutOneCheckpointLeaveItWhole) {
+  UseRootInMemory();
+  const Part first = MakePart(Key(5, 100), 0, 2), second = MakePart(Key(5, 100), 1, 2);
+  for (int n = 1; n <= 10; ++n) {  // two parts of four files and a manifest
+    fs::remove_all(Path(""));
+    ASSERT_TRUE(Write(first).ok());
+    ASSERT_TRUE(Write(second).ok());
+    published_ = 0;
+    Stops stops;
+    std::thread away = Publisher(Key(5, 100), Failpoint::kStorageLink, n);
+    stops.WaitUntilStopped(1);
+    ASSERT_TRUE(Publish(Key(5, 100))) << n;
+    const auto published = Tree("5");
+    stops.Go();
+    away.join();
+    EXPECT_TRUE(error_.ok()) << error_;
+    EXPECT_EQ(published_, 1) << n;
+    EXPECT_EQ(Tree("5"), published) << n;
+    ExpectFiles(first, "5");
+    ExpectFiles(second, "5");
+    Sweep();
+    EXPECT_THAT(Leftovers(), IsEmpty()) << n;
+  }
+}
+
+TEST_F(PosixWriters, AFileThatCannotBeLinkedIsMoved) {
+  const Part part = MakePart(Key(5, 100));
+  for (int n = 1; n <= 5; ++n) {  // four objects, and the manifest
+    fs::remove_all(Path(""));
+    ASSERT_TRUE(Write(part).ok());
+    ASSERT_TRUE(ArmFailpoints(absl::StrCat("storage.link:", n, "=EPERM")).ok());
+    EXPECT_TRUE(Publish(Key(5, 100)));
+    EXPECT_EQ(FailpointsHit(), 1);
+    ASSERT_TRUE(ArmFailpoints("").ok());
+    ExpectFiles(part, "5");
+    EXPECT_THAT(Stored(), ElementsAre("5@100.0/"));
+  }
+}
+
+// A reader finds an object wherever a publisher that died has left it.
+TEST_F(PosixWriters, WhatIsHalfLaidOutIsRead) {
+  UseRootInMemory();
+  const Part part = MakePart(Key(5, 100));
+  for (int n = 1; n <= 5; ++n) {
+    fs::remove_all(Path(""));
+    ASSERT_TRUE(Write(part).ok());
+    const int died = InChild([&] {
+      auto storage = Make();
+      if (!ArmFailpoints(absl::StrCat("storage.link:", n)).ok()) return 1;
+      return storage->Publish(Key(5, 100), Me()).ok() ? 0 : 2;
+    });
+    ASSERT_EQ(died, kFailpointExitCode) << n;
+    EXPECT_THAT(Stored(), ElementsAre("5@100.0/")) << n;
+    const StoredCheckpoint found = storage_->Read("job")->checkpoints.at(0);
+    for (const auto& object : part.objects) {
+      const auto reader = storage_->Open(found, object->entry.name, Me());
+      ASSERT_TRUE(reader.ok()) << n << ": " << reader.status();
+      std::string bytes(object->entry.length, '?');
+      ASSERT_TRUE((*reader)->ReadAt(0, absl::MakeSpan(bytes)).ok());
+      EXPECT_EQ(bytes, object->text()) << n;
+    }
+    Sweep();
+    ExpectFiles(part, "5");
+    EXPECT_THAT(Leftovers(), IsEmpty()) << n;
+  }
+}
+
+TEST_F(PosixWriters, APartWhoseFilesAreDamagedIsReplaced) {
+  const Part part = MakePart(Key(5, 100), 0, 2), other = MakePart(Key(5, 100), 1, 2);
+  ASSERT_TRUE(Write(part).ok());
+  fs::resize_file(Path(".cairn/partial/5.100.0/.cairn/parts/0/big/0"), 7);
+  ASSERT_TRUE(Write(part).ok());
+  WriteAndPublish(other);
+  ExpectFiles(part, "5");
+}
+
+// --- a published checkpoint that has lost files
+
+TEST_F(PosixWriters, APublishedStepThatLostFilesIsStoredAgain) {
+  UseRootInMemory();
+  const Part first = MakePart(Key(5, 100), 0, 2), second = MakePart(Key(5, 100), 1, 2);
+  const std::vector<std::function<void()>> damages = {
+      [&] { fs::remove(Path("5/big/0")); },
+      [&] { fs::remove_all(Path("5/big")); },  // of both: the second is written again, too
+      [&] { fs::resize_file(Path("5/whole-0"), 3); },
+      [&] { fs::remove(Path("5/.cairn/0.manifest")); },
+  };
+  for (size_t i = 0; i < damages.size(); ++i) {
+    fs::remove_all(Path(""));
+    ASSERT_TRUE(Write(first).ok());
+    WriteAndPublish(second);
+    damages[i]();
+    ASSERT_TRUE(Write(first).ok()) << i;
+    EXPECT_EQ(Publish(Key(5, 100)), i != 1) << i;
+    if (i == 1) WriteAndPublish(second);
+    ExpectFiles(first, "5");
+    ExpectFiles(second, "5");
+    Sweep();
+    EXPECT_THAT(Stored(), ElementsAre("5@100.0/")) << i;
+    EXPECT_THAT(Leftovers(), IsEmpty()) << i;
+    EXPECT_TRUE(fs::is_empty(Path(".cairn/partial"))) << i;
+  }
 }
 
 // --- file systems that cannot exchange
@@ -379,7 +549,8 @@ TEST_F(PosixClaims, DyingAtAnyCallOfAReplacementLosesNoAttempt) {
         for (const StoredCheckpoint& stored : found->checkpoints) {
           EXPECT_TRUE(stored.Complete());
           const Part& part = stored.key.attempt == 100 ? older : newer;
-          EXPECT_EQ(Bytes(stored.location.text() + "/d/a"), part.objects[0]->text()) << n;
+          const std::string inside = stored.parts.at(0).directory + "/d/a";
+          EXPECT_EQ(Bytes(stored.location.text() + "/" + inside), part.objects[0]->text()) << n;
           EXPECT_TRUE(storage_->Open(stored, "d/a", Me()).ok()) << n;
         }
         Sweep();

@@ -77,7 +77,7 @@ class PosixFixture : public ::testing::Test {
       const std::string path = entry.path();
       if (absl::EndsWith(path, ".tmp")) found.push_back(path);
     }
-    for (const char* place : {".cairn/trash", ".cairn/publish"}) {
+    for (const char* place : {".cairn/trash", ".cairn/publish", ".cairn/writing"}) {
       if (!std::filesystem::exists(Path(place))) continue;
       for (const auto& entry : std::filesystem::directory_iterator(Path(place))) {
         // What was deleted waits in the trash for an hour.

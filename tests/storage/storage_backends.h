@@ -65,10 +65,10 @@ class PosixBackend final : public Backend {
   bool LendsDescriptors() const override { return true; }
   void Truncate(const CheckpointKey& checkpoint, const std::string& object,
                 uint64_t length) override {
-    std::filesystem::resize_file(DirectoryOf(checkpoint) + "/" + object, length);
+    std::filesystem::resize_file(FileOf(checkpoint, object), length);
   }
   void Remove(const CheckpointKey& checkpoint, const std::string& object) override {
-    ASSERT_TRUE(std::filesystem::remove(DirectoryOf(checkpoint) + "/" + object));
+    ASSERT_TRUE(std::filesystem::remove(FileOf(checkpoint, object)));
   }
   CheckpointKey InPlace(Step step) override {
     const auto job = ReadStoredJob(root_, "job");
@@ -114,6 +114,15 @@ class PosixBackend final : public Backend {
       if (std::filesystem::exists(directory)) return directory;
     }
     return absl::StrCat(root_, "/", key.job, "/", key.step);
+  }
+  // Among the checkpoint's own, or in a part's directory.
+  std::string FileOf(const CheckpointKey& key, const std::string& object) const {
+    const std::string directory = DirectoryOf(key);
+    for (Writer writer = 0; writer < 8; ++writer) {
+      const std::string file = absl::StrCat(directory, "/", PartDirectory(writer), "/", object);
+      if (std::filesystem::exists(file)) return file;
+    }
+    return directory + "/" + object;
   }
 
   std::string root_;
