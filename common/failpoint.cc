@@ -1,5 +1,6 @@
 #include "common/failpoint.h"
 
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@ namespace {
 
 constexpr int kPoints = static_cast<int>(Failpoint::kCount);
 constexpr int kAny = kPoints;
+constexpr int kStop = -1;  // in the place of an errno
 
 constexpr const char* kNames[] = {
 #define CAIRN_FAILPOINT_NAME_(id, name) name,
@@ -30,7 +32,7 @@ constexpr const char* kNames[] = {
 
 struct Slot {
   std::atomic<int64_t> left{0};  // reaches until it acts; 0 and below: does nothing
-  std::atomic<int> error{0};     // 0: exit
+  std::atomic<int> error{0};     // 0: exit; kStop
   std::string about;             // empty: whatever a reach is about
 };
 std::array<Slot, kPoints + 1> slots;
@@ -43,7 +45,9 @@ int Count(Slot* slot, absl::string_view about) {
   // Not _exit, which sanitizers hook to run their checks first.
   if (error == 0) ::syscall(SYS_exit_group, kFailpointExitCode);
   hits.fetch_add(1, std::memory_order_relaxed);
-  return error;
+  if (error != kStop) return error;
+  ::kill(::getpid(), SIGSTOP);
+  return 0;
 }
 
 }  // namespace
@@ -102,7 +106,8 @@ StatusOr<Arm> ParseArm(absl::string_view part) {
     return bad("has a count that is not a number above 0");
   }
   if (!by_equals.second.empty()) {
-    arm.error = ErrnoNamed(by_equals.second);
+    const bool stops = by_equals.second == "STOP";
+    arm.error = stops ? failpoint_internal::kStop : ErrnoNamed(by_equals.second);
     if (arm.error == 0) return bad("names no errno");
   }
   return arm;

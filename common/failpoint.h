@@ -73,10 +73,11 @@ inline constexpr int kFailpointExitCode = 86;
 absl::string_view FailpointName(Failpoint point);
 std::vector<Failpoint> AllFailpoints();
 
-// Replaces what was armed. `spec` is a comma-separated list of POINT[(ABOUT)][:N][=ERRNO], e.g.
+// Replaces what was armed. `spec` is a comma-separated list of POINT[(ABOUT)][:N][=ERRNO|=STOP], e.g.
 // "storage.fsync:2=EIO,storage.rename". With ABOUT only reaches about that count. When it is reached for
 // the N-th time (default 1, counted from this call) the point fails once with that errno or, without one,
-// ends the process as SIGKILL would: no handler runs and nothing is flushed. POINT "any" counts the
+// ends the process as SIGKILL would: no handler runs and nothing is flushed. With STOP the process stands still there
+// until it gets SIGCONT, and nothing fails. POINT "any" counts the
 // reaches of all points together. An empty spec disarms. INVALID_ARGUMENT names the part that is wrong,
 // and then nothing is armed. Must not be called while other threads reach points.
 Status ArmFailpoints(absl::string_view spec);

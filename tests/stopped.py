@@ -17,10 +17,14 @@ def _stands(task: Path) -> bool:
         return True  # it has ended
 
 
+def stands(pid: int) -> bool:
+    return all(_stands(task) for task in Path(f"/proc/{pid}/task").iterdir())
+
+
 def stop(pid: int) -> None:
     """Returns when none of its threads runs: one may answer another call before the signal reaches it."""
     os.kill(pid, signal.SIGSTOP)
-    while not all(_stands(task) for task in Path(f"/proc/{pid}/task").iterdir()):
+    while not stands(pid):
         time.sleep(0.001)
 
 
