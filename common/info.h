@@ -50,6 +50,8 @@ struct LatestCheckpoint {
   int64_t as_of_unix_ms = 0;
   Attempt head = 0;       // the attempt that the line is of, or the number of a decision
   bool recorded = false;  // of resume and use: the decision stands in storage, too
+  std::string passed_over =
+      {};  // a higher step that lost files in storage, and which; empty: there is none
 };
 
 // What a keep policy would make of the files of one checkpoint.
@@ -151,6 +153,7 @@ void VisitFields(const LatestCheckpoint& latest, Visit&& visit) {
   visit("as_of_unix_ms", UnixMillis{latest.as_of_unix_ms});
   visit("head", latest.head);
   visit("recorded", latest.recorded);
+  visit("passed_over", latest.passed_over);
 }
 
 // How an object is opened. Numbers are those of the wire.

@@ -64,6 +64,8 @@ struct StoredCheckpoint {
   // Why its parts cannot belong together, for example one name from two writers. Such a checkpoint
   // is never complete.
   std::string conflict = {};
+  // Why parts that stood there do not count: the first file of theirs that is gone, or is not as it was.
+  std::string damage = {};
 
   bool Complete() const {
     return conflict.empty() && static_cast<int32_t>(parts.size()) == world_size;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <functional>
 #include <map>
 #include <set>
@@ -210,6 +211,51 @@ StatusOr<UniqueFd> OpenPartFile(int directory, const StoredPart& part, const std
     if (!absl::IsNotFound(file.status())) return file;
   }
   return OpenBeneath(directory, name, flags);
+}
+
+namespace {
+
+Status CheckFile(int directory, const StoredPart& part, const ObjectEntry& object) {
+  const auto damaged = [&](absl::string_view why) {
+    return absl::DataLossError(
+        absl::StrCat("file ", object.name, " of writer ", part.manifest.writer, " ", why));
+  };
+  const auto fd = OpenPartFile(directory, part, object.name, O_PATH);
+  if (absl::IsNotFound(fd.status())) return damaged("is gone");
+  if (!fd.ok()) {
+    const Status why = WhyNotOpened(directory, object.name, S_IFREG, fd.status());
+    return IsUnread(why) ? why : damaged("is not a file");
+  }
+  struct stat info = {};
+  if (::fstat(fd->get(), &info) != 0) return ErrnoStatus(errno, object.name);
+  if (!S_ISREG(info.st_mode)) return damaged("is not a file");
+  if (static_cast<uint64_t>(info.st_size) != object.length) {
+    return damaged(absl::StrCat("has ", info.st_size, " bytes, not ", object.length));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Status CheckPartFiles(int directory, const StoredPart& part) {
+  const Writer writer = part.manifest.writer;
+  Status files;
+  const auto read =
+      ReadPart(directory, writer, ManifestDetail::kSummary, [&](const ObjectEntry& object) {
+        if (files.ok()) files = CheckFile(directory, part, object);
+      });
+  if (IsUnread(read.status())) return read.status();
+  if (!read.ok() || read->digest != part.digest) {
+    return absl::DataLossError(absl::StrCat(ManifestFile(writer), " is another than before"));
+  }
+  return files;
+}
+
+Status CheckStoredFiles(int directory, const StoredCheckpoint& stored) {
+  for (const StoredPart& part : stored.parts) {
+    CAIRN_RETURN_IF_ERROR(CheckPartFiles(directory, part));
+  }
+  return absl::OkStatus();
 }
 
 StatusOr<std::string> ConflictBelow(int directory, const std::vector<const StoredPart*>& parts,

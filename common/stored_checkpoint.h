@@ -31,6 +31,11 @@ StatusOr<StoredPart> ReadPart(int directory, Writer writer, ManifestDetail detai
 // The file of the part's object `name`, also where it is being laid out.
 StatusOr<UniqueFd> OpenPartFile(int directory, const StoredPart& part, const std::string& name,
                                 int flags);
+// OK when each object of the part, or of all parts, is a file of its length in the checkpoint's `directory`. Names are
+// read again and not kept. DATA_LOSS, naming a file: it is not, or the manifest is another one by now. UNAVAILABLE:
+// they cannot be looked at.
+Status CheckPartFiles(int directory, const StoredPart& part);
+Status CheckStoredFiles(int directory, const StoredCheckpoint& stored);
 // Why the parts whose manifests stand below `directory`, and `others` that are to join them, cannot belong
 // together; empty: they can. Names are read again and not kept. UNAVAILABLE: something has changed
 // meanwhile.

@@ -192,6 +192,7 @@ struct Latest {
   7: i64 as_of_unix_ms,
   8: i64 head,                   // the attempt that the line is of, or the number of a decision
   9: bool recorded,              // of resume and use: the decision stands in storage, too
+  10: string passed_over,        // a higher step that lost files in storage, and which; "": there is none
 }
 struct Facts {
   1: bool complete,

@@ -402,6 +402,7 @@ wire::Latest ToWire(const LatestCheckpoint& latest) {
   out.__set_as_of_unix_ms(latest.as_of_unix_ms);
   out.__set_head(latest.head);
   out.__set_recorded(latest.recorded);
+  out.__set_passed_over(latest.passed_over);
   return out;
 }
 
@@ -418,6 +419,7 @@ LatestCheckpoint FromWire(const std::string& job, const wire::Latest& latest) {
   out.as_of_unix_ms = latest.as_of_unix_ms;
   out.head = latest.head;
   out.recorded = latest.recorded;
+  out.passed_over = latest.passed_over;
   return out;
 }
 

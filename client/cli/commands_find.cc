@@ -117,6 +117,10 @@ Status ShowLatest(Context* context, const std::string& job) {
   } else if (latest.ok()) {
     // The number alone: `STEP=$(cairn latest run7)`.
     *context->console.out << latest->key.step << "\n";
+    if (!latest->passed_over.empty()) {
+      *context->console.err << "cairn: note: a higher step lost files: " << latest->passed_over
+                            << "\n";
+    }
   }
   if (absl::IsPermissionDenied(latest.status())) return latest.status();
   // What was complete, and nobody who answers has: where there is a catalog that knows.

@@ -29,14 +29,47 @@ const StoredCheckpoint* FindExact(const StoredJob& stored, const CheckpointKey& 
   return found;
 }
 
-// The complete checkpoint that `ref` names.
-StatusOr<const StoredCheckpoint*> Resolve(const StoredJob& stored, const CheckpointRef& ref) {
+StatusOr<UniqueFd> OpenRoot(const std::string& root) {
+  UniqueFd fd(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("storage root ", root));
+  return fd;
+}
+
+Status Moved(const StoredCheckpoint& checkpoint) {
+  return absl::AbortedError(
+      absl::StrCat(checkpoint.location.text(), ": no longer holds ", checkpoint.key.DebugString()));
+}
+
+// The directory at which it was found. ABORTED when it has moved.
+StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint) {
+  // Beneath the root only: no symbolic link is followed.
+  CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
+  const std::string& location = checkpoint.location.text();
+  const std::string below(absl::StripPrefix(absl::StripPrefix(location, root), "/"));
+  StatusOr<UniqueFd> directory = OpenBeneath(root_fd.get(), below, O_PATH | O_DIRECTORY);
+  if (absl::IsNotFound(directory.status())) return Moved(checkpoint);
+  CAIRN_RETURN_IF_ERROR(Annotate(directory.status(), location));
+  return directory;
+}
+
+// Whether its files are there: DATA_LOSS names one that is not.
+Status CheckFiles(const std::string& root, const StoredCheckpoint& checkpoint) {
+  const auto directory = OpenDirectoryOf(root, checkpoint);
+  CAIRN_RETURN_IF_ERROR(directory.status());
+  return Annotate(CheckStoredFiles(directory->get(), checkpoint), checkpoint.location.text());
+}
+
+// The complete checkpoint that `ref` names. The latest is one whose files are there; `passed_over` says why a higher
+// step is not it.
+StatusOr<const StoredCheckpoint*> Resolve(const std::string& root, const StoredJob& stored,
+                                          const CheckpointRef& ref, std::string* passed_over) {
   const std::string what =
       ref.step == kNoStep
           ? absl::StrCat(ref.job, ": no complete checkpoint in storage")
           : absl::StrCat(ref.job, "/", ref.step, ": no complete checkpoint in storage");
   const auto not_found = [&]() -> Status {
     CAIRN_RETURN_IF_ERROR(Annotate(CheckAllRead(stored), ref.job));
+    if (!passed_over->empty()) return absl::DataLossError(absl::StrCat(what, "; ", *passed_over));
     return absl::NotFoundError(what);
   };
   if (ref.step != kNoStep && ref.attempt != 0) {
@@ -56,6 +89,12 @@ StatusOr<const StoredCheckpoint*> Resolve(const StoredJob& stored, const Checkpo
       // What could not be read may be newer.
       if (ref.step == kNoStep) {
         CAIRN_RETURN_IF_ERROR(Annotate(CheckAllRead(stored, it->step), ref.job));
+        const Status files = CheckFiles(root, *found);
+        if (absl::IsDataLoss(files)) {
+          if (passed_over->empty()) *passed_over = std::string(files.message());
+          continue;
+        }
+        CAIRN_RETURN_IF_ERROR(files);
       }
       return found;
     }
@@ -108,12 +147,6 @@ ObjectInfo Describe(const StoredCheckpoint& checkpoint, Writer writer, const Obj
   return info;
 }
 
-StatusOr<UniqueFd> OpenRoot(const std::string& root) {
-  UniqueFd fd(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("storage root ", root));
-  return fd;
-}
-
 StatusOr<StoredJob> ReadSummary(const std::string& root, const std::string& job) {
   return ReadStoredJob(root, job, ManifestDetail::kSummary);
 }
@@ -137,23 +170,6 @@ Status ListCheckpoints(const StoredJob& stored, Listing* out) {
   std::sort(out->checkpoints.begin(), out->checkpoints.end(),
             [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.key < b.key; });
   return absl::OkStatus();
-}
-
-Status Moved(const StoredCheckpoint& checkpoint) {
-  return absl::AbortedError(
-      absl::StrCat(checkpoint.location.text(), ": no longer holds ", checkpoint.key.DebugString()));
-}
-
-// The directory at which it was found. ABORTED when it has moved.
-StatusOr<UniqueFd> OpenDirectoryOf(const std::string& root, const StoredCheckpoint& checkpoint) {
-  // Beneath the root only: no symbolic link is followed.
-  CAIRN_ASSIGN_OR_RETURN(const UniqueFd root_fd, OpenRoot(root));
-  const std::string& location = checkpoint.location.text();
-  const std::string below(absl::StripPrefix(absl::StripPrefix(location, root), "/"));
-  StatusOr<UniqueFd> directory = OpenBeneath(root_fd.get(), below, O_PATH | O_DIRECTORY);
-  if (absl::IsNotFound(directory.status())) return Moved(checkpoint);
-  CAIRN_RETURN_IF_ERROR(Annotate(directory.status(), location));
-  return directory;
 }
 
 // The part of which `summary` was read, with its objects; `directory` is its checkpoint's. ABORTED when
@@ -209,7 +225,8 @@ StatusOr<UniqueFd> OpenFileOf(int directory, const StoredCheckpoint& checkpoint,
 Status OpenOnce(const std::string& root, const CheckpointRef& ref, const std::string& name,
                 int copy_threads, std::unique_ptr<OpenObject>* out) {
   CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(stored, ref));
+  std::string passed_over;
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(root, stored, ref, &passed_over));
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, *found));
   for (const StoredPart& summary : found->parts) {
     CAIRN_ASSIGN_OR_RETURN(const StoredPart part, ReadWhole(directory.get(), *found, summary));
@@ -227,7 +244,8 @@ Status OpenOnce(const std::string& root, const CheckpointRef& ref, const std::st
 // As ListStored of a step; ABORTED when the checkpoint moved meanwhile.
 Status ListObjects(const std::string& root, const CheckpointRef& ref, Listing* out) {
   CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, ref.job));
-  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(stored, ref));
+  std::string passed_over;
+  CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* found, Resolve(root, stored, ref, &passed_over));
   CAIRN_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectoryOf(root, *found));
   for (const StoredPart& summary : found->parts) {
     CAIRN_ASSIGN_OR_RETURN(const StoredPart part, ReadWhole(directory.get(), *found, summary));
@@ -246,16 +264,20 @@ StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::stri
   LatestCheckpoint out;
   const Status status = Contain([&]() -> Status {
     CAIRN_RETURN_IF_ERROR(ValidateJob(job));
-    CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, job));
-    CheckpointRef ref;
-    ref.job = job;
-    CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint, Resolve(stored, ref));
-    out.key = checkpoint->key;
-    out.world_size = checkpoint->world_size;
-    out.digest = CheckpointDigest(checkpoint->Digests());
-    out.source = "storage";
-    out.as_of_unix_ms = RealClock()->UnixMillis();
-    return absl::OkStatus();
+    return LookAgainWhileItMoves([&]() -> Status {
+      CAIRN_ASSIGN_OR_RETURN(const StoredJob stored, ReadSummary(root, job));
+      CheckpointRef ref;
+      ref.job = job;
+      out.passed_over.clear();
+      CAIRN_ASSIGN_OR_RETURN(const StoredCheckpoint* checkpoint,
+                             Resolve(root, stored, ref, &out.passed_over));
+      out.key = checkpoint->key;
+      out.world_size = checkpoint->world_size;
+      out.digest = CheckpointDigest(checkpoint->Digests());
+      out.source = "storage";
+      out.as_of_unix_ms = RealClock()->UnixMillis();
+      return absl::OkStatus();
+    });
   });
   if (!status.ok()) return status;
   return out;

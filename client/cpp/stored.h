@@ -12,8 +12,9 @@
 
 namespace cairn::client {
 
-// The newest complete checkpoint on the job's line. NOT_FOUND when storage has none. UNAVAILABLE when
-// something there cannot be read, or was written by a later version: it may be the newest.
+// The newest complete checkpoint on the job's line whose files are there. NOT_FOUND when storage has none, DATA_LOSS when
+// all have lost files. UNAVAILABLE when something there cannot be read, or was written by a later version: it may be
+// the newest.
 StatusOr<LatestCheckpoint> StoredLatest(const std::string& root, const std::string& job);
 
 // As Session::List; the paths are those of ListPath in common/keys.h.

@@ -105,6 +105,8 @@ struct Latest {
   bool recorded = false;    // of resume and use: the decision's file stands in storage
   int64_t as_of_unix_ms =
       0;  // when storage was last read, if others may have written since; 0: now
+  std::string passed_over =
+      {};  // as JobFiles::damaged says of the newest, if that is a higher step
 };
 
 // The part's bytes are pinned until event::GrantEnded names the grant.

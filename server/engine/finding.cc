@@ -99,6 +99,10 @@ void Finding::On(const event::Latest& event) {
     return out_.Answer(event.caller.request, WhyNothing(*job, found.status()));
   }
   reply::Latest latest = describing_.LatestOf(**found);
+  const auto& damaged = job->files->damaged;
+  if (!damaged.empty() && damaged.rbegin()->first.step > latest.key.step) {
+    latest.passed_over = damaged.rbegin()->second;
+  }
   if (options_.storage && !scanning_.Fresh(*job)) {
     latest.as_of_unix_ms = job->scan->read_unix_ms;
   }
@@ -342,6 +346,12 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
   if (wait.level == Level::kPersisted && !files.persisted && !checkpoint->elsewhere->stored) {
     if (files.parked && files.owes) return StatusOr<Body>(CannotPersist(*checkpoint));
     if (files.owes || files.persisting || files.unconfirmed) return std::nullopt;
+    if (files.deleted) {
+      return StatusOr<Body>(NeverReached(
+          "level: PERSISTED can never be reached: the files of ", checkpoint->key.DebugString(),
+          " were deleted; ask to persist it, and they are written again"));
+    }
+    if (job.asked->contains(checkpoint->Id())) return std::nullopt;  // others write its parts
     return StatusOr<Body>(
         NeverPersisted(*checkpoint, files.skipped || standing_.Newest(job) != checkpoint));
   }

@@ -172,9 +172,11 @@ bool Merging::IsThatOf(const StoredCheckpoint& stored, const Checkpoint& known) 
 
 void Merging::Merge(Job* job, const StoredCheckpoint& stored) {
   const CheckpointKey& key = stored.key;
-  if (stored.parts.empty()) return;
-  if (!stored.Complete() || !stored.published) return;
+  if (!stored.published || !stored.conflict.empty()) return;
   Checkpoint* known = CheckpointOf(*job, {key.step, key.attempt, key.revision});
+  if (!stored.Complete()) {
+    return persistence_.FoundHalfGone(job, {key.step, key.attempt, key.revision}, stored.damage);
+  }
   // Its files went after they had been read, or are going: that they did will be told.
   if (job->files->gone.contains({key.step, key.attempt, key.revision})) return;
   const bool is_persisted = known != nullptr && known->files->persisted;

@@ -231,6 +231,13 @@ struct Files {
   // all of it can be published. A new daemon writes what stands there once more, which costs a look.
   bool written = false;
   bool skipped = false;  // superseded before its turn
+  // Its files stood there and were deleted whole, by policy or by hand: none is due until a user asks.
+  bool deleted = false;
+  // Unconfirmed since another directory took the place of the root: files of it that are not there were lost, not deleted.
+  bool in_former_root = false;
+  // When a scan found it published and not whole, 0: it did not. `rm -rf` may be under way: the files are lost when
+  // a scan kHalfGoneAge later finds it so, too.
+  MonotonicNanos half_gone = 0;
   // Why the last try failed; OK: none did since it was persisted or somebody asked for it anew.
   Status problem;
   // A new try soon would fail the same way: there is one when somebody asks, or much later.
@@ -501,9 +508,11 @@ struct JobSteps {
 
 struct JobFiles {
   std::set<CheckpointId> persisted, unconfirmed;
-  uint64_t looks = 0;           // scans that have begun
-  std::set<CheckpointId> gone;  // whose files went while a scan was under way
-  std::set<CheckpointId> owed;  // that owe a file and are not being persisted
+  uint64_t looks = 0;                           // scans that have begun
+  MonotonicNanos look_again = 0;                // when one is due because of half_gone; 0: none is
+  std::set<CheckpointId> gone;                  // whose files went while a scan was under way
+  std::map<CheckpointId, std::string> damaged;  // what lost files, as the last scan found it: which
+  std::set<CheckpointId> owed;                  // that owe a file and are not being persisted
   // Of them, those that do not wait for their next try; (false, …) sort first: somebody asked.
   std::set<std::pair<bool, CheckpointId>> ready;
   std::optional<CheckpointId> target;  // of the members, as it was last gone by

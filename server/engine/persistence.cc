@@ -13,6 +13,8 @@ namespace {
 // Pauses between two looks whether the others have written their parts, too. What is heard of them is faster.
 constexpr MonotonicNanos kLookMin = 5 * kNanosPerSecond;
 constexpr MonotonicNanos kLookMax = 60 * kNanosPerSecond;
+// Between two looks that find a step in storage half gone.
+constexpr MonotonicNanos kHalfGoneAge = 60 * kNanosPerSecond;
 
 // Whether a new try, with nothing changed, fails the same way.
 bool IsPermanent(const Status& status) {
@@ -121,6 +123,7 @@ void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   const bool leaves =
       mode_.leaving && (*checkpoint->pinned || checkpoint == standing_.Newest(*job));
   if (leaves && Secure(checkpoint)) return;
+  if (checkpoint->files->deleted) return Unowe(checkpoint);
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
       if (!checkpoint->files->requested) Unowe(checkpoint);
@@ -159,7 +162,7 @@ void Persistence::Owe(Checkpoint* checkpoint, bool asked) {
   Files& files = checkpoint->files.Edit();
   files.requested |= asked;
   if (asked) {  // somebody is there: try now
-    files.parked = false;
+    files.parked = files.deleted = false;
     files.given_up.reset();
     files.again = files.wait = 0;
     checkpoint->job->files.Edit().at = 0;
@@ -269,11 +272,11 @@ void Persistence::OweFinished() {
     Checkpoint* newest = standing_.Newest(*job);
     if (newest == nullptr || !CanWrite(*newest) || newest->files->persisted) continue;
     const MonotonicNanos finished = job->sessions->finished;
-    const bool nowhere = !options_.storage || newest->files->parked;
+    const bool nowhere = !options_.storage || newest->files->parked || newest->files->deleted;
     if (nowhere && finished != 0 &&
         out_.now() - finished >= options_.finished_keep_seconds * kNanosPerSecond) {
       GiveUp(newest, finished);
-    } else if (options_.storage && !newest->files->persisting && !newest->files->owes &&
+    } else if (!nowhere && !newest->files->persisting && !newest->files->owes &&
                newest->content->broken_objects == 0) {
       Owe(newest);
     }
@@ -296,7 +299,7 @@ void Persistence::OweNewest() {
   for (const auto& [name, job] : jobs_.all()) {
     Checkpoint* newest = standing_.Newest(*job);
     if (newest == nullptr || newest->files->persisted || !CanWrite(*newest)) continue;
-    Owe(newest, /*asked=*/true);
+    if (!newest->files->deleted) Owe(newest, /*asked=*/true);
   }
 }
 
@@ -330,7 +333,7 @@ bool Persistence::Drained() {
   bool done = true;
   for (const auto& [name, job] : jobs_.all()) {
     Checkpoint* newest = standing_.Newest(*job);
-    if (newest == nullptr || newest->files->persisted) continue;
+    if (newest == nullptr || newest->files->persisted || newest->files->deleted) continue;
     if (!newest->files->owes && CanWrite(*newest) && newest->content->broken_objects == 0) {
       Owe(newest, /*asked=*/true);
     }
@@ -359,7 +362,7 @@ bool Persistence::TargetComesFirst(const Job& job, const Checkpoint& target) con
   return files.problem.ok() && files.wait < kLookMax;
 }
 
-// The job's checkpoint whose turn it is: one that somebody asked for, else the target, else the lowest.
+// The job's checkpoint whose turn it is: one that a user asked for, else the target, else another; the newest of each.
 // When the daemon drains, only the newest. nullptr: none can start now.
 Checkpoint* Persistence::Next(const Job& job) const {
   if (mode_.draining) {
@@ -372,13 +375,19 @@ Checkpoint* Persistence::Next(const Job& job) const {
   Checkpoint* target = TargetOf(job);
   const bool target_is_ready =
       target != nullptr && job.files->ready.contains({true, target->Id()}) && !StepBusy(*target);
-  for (const auto& [unasked, id] : job.files->ready) {
-    if (unasked && target_is_ready) return target;
-    if (unasked && target != nullptr && TargetComesFirst(job, *target)) return nullptr;
-    Checkpoint* checkpoint = CheckpointOf(job, id);
-    if (!StepBusy(*checkpoint)) return checkpoint;
-  }
-  return nullptr;
+  const auto& ready = job.files->ready;
+  const auto unasked = ready.lower_bound({true, CheckpointId()});
+  const auto newest_of = [&](auto first, auto end) -> Checkpoint* {
+    while (end != first) {
+      Checkpoint* checkpoint = CheckpointOf(job, (--end)->second);
+      if (!StepBusy(*checkpoint)) return checkpoint;
+    }
+    return nullptr;
+  };
+  if (Checkpoint* asked = newest_of(ready.begin(), unasked)) return asked;
+  if (target_is_ready) return target;
+  if (target != nullptr && TargetComesFirst(job, *target)) return nullptr;
+  return newest_of(unasked, ready.end());
 }
 
 void Persistence::Run() {
@@ -607,7 +616,8 @@ void Persistence::BecomePersisted(Checkpoint* checkpoint, const Location& locati
   Files& files = checkpoint->files.Edit();
   JobFiles& of_job = checkpoint->job->files.Edit();
   files.persisted = true;
-  files.unconfirmed = files.written = false;
+  files.unconfirmed = files.written = files.deleted = files.in_former_root = false;
+  files.half_gone = 0;
   files.location = location;
   checkpoint->look.Edit() = of_job.looks;
   of_job.persisted.insert(checkpoint->Id());
@@ -626,7 +636,8 @@ void Persistence::BecomeUnconfirmed(Checkpoint* checkpoint) {
 
 void Persistence::NoLongerPersisted(Checkpoint* checkpoint) {
   Files& files = checkpoint->files.Edit();
-  files.persisted = files.unconfirmed = files.written = false;
+  files.persisted = files.unconfirmed = files.written = files.in_former_root = false;
+  files.half_gone = 0;
   files.location = {};
   checkpoint->job->files.Edit().persisted.erase(checkpoint->Id());
   checkpoint->job->files.Edit().unconfirmed.erase(checkpoint->Id());
@@ -663,7 +674,9 @@ void Persistence::FoundStored(Checkpoint* checkpoint, const Location& location) 
 
 void Persistence::LookBegins(Job* job) {
   ++job->files.Edit().looks;
+  job->files.Edit().look_again = 0;
   job->files.Edit().gone.clear();
+  job->files.Edit().damaged.clear();
 }
 
 bool Persistence::Looked(Job* job, CheckpointId* after, int* budget) {
@@ -681,22 +694,61 @@ bool Persistence::Looked(Job* job, CheckpointId* after, int* budget) {
     }
   }
   const bool done = at == all.end();
-  for (Checkpoint* checkpoint : missing) Lost(checkpoint);
+  for (Checkpoint* checkpoint : missing) Gone(checkpoint);
   return done;
 }
 
-void Persistence::Lost(Checkpoint* checkpoint) {
+bool Persistence::NotInStorage(Checkpoint* checkpoint, absl::string_view why) {
   out_.Count("files_missing");
-  out_.Log(Severity::kWarning, absl::StrCat(checkpoint->key.DebugString(),
-                                            " was persisted and is not in storage any more"));
+  out_.Log(Severity::kWarning,
+           absl::StrCat(checkpoint->key.DebugString(), " was persisted and ", why));
   out_.Say(fact::FilesDeleted{checkpoint->key});
   NoLongerPersisted(checkpoint);
-  if (checkpoint->content->broken_objects > 0) return;  // shown as what it is
-  if (!checkpoint->Resident() && !parts_.LeaveStorage(checkpoint)) return;
+  if (checkpoint->content->broken_objects > 0) return false;  // shown as what it is
+  return checkpoint->Resident() || parts_.LeaveStorage(checkpoint);
+}
+
+void Persistence::Gone(Checkpoint* checkpoint) {
+  if (checkpoint->files->in_former_root) {
+    return Lost(checkpoint, "is not in the directory that took the place of its storage");
+  }
+  if (!NotInStorage(checkpoint,
+                    "is not in storage any more; it is not written there again unless a "
+                    "user asks for it")) {
+    return;
+  }
+  Unowe(checkpoint);
+  checkpoint->files.Edit().deleted = true;
+}
+
+void Persistence::Lost(Checkpoint* checkpoint, absl::string_view why) {
+  if (!NotInStorage(checkpoint, why)) return;
   for (const Checkpoint* other : CheckpointsAt(*checkpoint->job, checkpoint->key.step)) {
     if (other->Id() > checkpoint->Id() && other->files->persisted) return;  // it took its place
   }
   Ask(checkpoint);  // it was acknowledged, so the policy is not asked again
+}
+
+void Persistence::FoundHalfGone(Job* job, const CheckpointId& id, const std::string& damage) {
+  if (!damage.empty()) job->files.Edit().damaged[id] = damage;
+  Checkpoint* checkpoint = CheckpointOf(*job, id);
+  if (checkpoint == nullptr) return;
+  const Files& known = *checkpoint->files;
+  if (!known.persisted && !known.unconfirmed) return;
+  checkpoint->look.Edit() = checkpoint->job->files->looks;
+  if (known.deleting) return;
+  if (known.half_gone == 0) {
+    // It counts for nothing until the next look.
+    if (known.persisted) BecomeUnconfirmed(checkpoint);
+    checkpoint->files.Edit().half_gone = out_.now();
+  }
+  const MonotonicNanos again = known.half_gone + kHalfGoneAge;
+  if (out_.now() < again) {
+    MonotonicNanos& look_again = checkpoint->job->files.Edit().look_again;
+    look_again = look_again == 0 ? again : std::min(look_again, again);
+    return;
+  }
+  Lost(checkpoint, "has lost files in storage");
 }
 
 void Persistence::OriginsAreGone(Job* job) {
@@ -723,10 +775,13 @@ void Persistence::StorageCame(Job* job, bool same) {
   JobFiles& files = job->files.Edit();
   files.problem.clear();
   files.at = files.wait = 0;
-  if (!same) return;
   const std::set<CheckpointId> unconfirmed = files.unconfirmed;
   for (const CheckpointId& id : unconfirmed) {
     Checkpoint* checkpoint = CheckpointOf(*job, id);
+    if (!same) {
+      checkpoint->files.Edit().in_former_root = true;
+      continue;
+    }
     const Location location = checkpoint->files->location;
     BecomePersisted(checkpoint, location);
     if (!checkpoint->files->requested) Unowe(checkpoint);
@@ -742,6 +797,7 @@ void Persistence::DeleteFailed(Checkpoint* checkpoint) {
 void Persistence::Deleted(Checkpoint* checkpoint) {
   checkpoint->files.Edit().deleting = false;
   NoLongerPersisted(checkpoint);
+  checkpoint->files.Edit().deleted = true;
 }
 
 // Only what the job keeps of it: its own values go with it.
@@ -771,8 +827,12 @@ void Persistence::Restore(const Restored& restored) {
       }
     }
     for (const auto& [id, checkpoint] : job->steps->all) {
-      const bool asked = options_.storage && restored.asked.contains(checkpoint->key) &&
-                         !restored.persisted.contains(checkpoint->key);
+      if (restored.files_deleted.contains(checkpoint->key)) checkpoint->files.Edit().deleted = true;
+    }
+    for (const auto& [id, checkpoint] : job->steps->all) {
+      const CheckpointKey& key = checkpoint->key;
+      const bool asked = options_.storage && restored.asked.contains(key) &&
+                         !restored.persisted.contains(key) && !restored.files_deleted.contains(key);
       if (!checkpoint->content->complete) {
         // It may be complete with the others, and is due once that is known.
         if (asked && !options_.ring.Alone()) checkpoint->files.Edit().requested = true;
@@ -800,6 +860,7 @@ void Persistence::Snapshot(const Checkpoint& checkpoint, std::vector<Fact>* fact
                              [](const auto& part) { return part.second->manifest->resident; }))) {
     facts->push_back(fact::Persisted{checkpoint.key, checkpoint.content->digest});
   }
+  if (files.deleted) facts->push_back(fact::FilesDeleted{checkpoint.key});
   if (files.requested) facts->push_back(fact::PersistAsked{checkpoint.key});
 }
 

@@ -2,8 +2,9 @@
 //
 // PERSISTED is what the expected storage has (storage_root.h). While it is away nothing is: what was
 // becomes unconfirmed, which no file is due of, nobody is told that it is persisted, and memory is not
-// given up for. A scan makes it persisted again, or finds it missing; what memory still has of it is
-// then due again.
+// given up for. A scan makes it persisted again, or finds it missing: it was deleted, and is not
+// written again unless a user asks. It is written again when some of its files are missing, or when another directory
+// took the place of the root.
 //
 // A checkpoint whose files could not be written backs off alone: the others of its job go on. An
 // error that a new try cannot mend (something of the user's stands in its place, a right is missing)
@@ -104,6 +105,8 @@ class Persistence : public StepWatcher {
   // Storage has it whole. The fact is said when that is news of a checkpoint that is complete here.
   // Told before Parts::CompleteStored of one that is not.
   void FoundStored(Checkpoint* checkpoint, const Location& location);
+  // It stands there published, and parts or files of it are missing: `damage` names one, if it is known.
+  void FoundHalfGone(Job* job, const CheckpointId& id, const std::string& damage);
   void SayPersisted(const Checkpoint& checkpoint);
   // A scan begins, and all that it has found is told: what was persisted before it and was not found in it
   // is gone. So many checkpoints at a time, from the one `after` that on; true: that was all.
@@ -170,7 +173,12 @@ class Persistence : public StepWatcher {
   void HoldBack(Job* job, const Status& why);
   void BecomePersisted(Checkpoint* checkpoint, const Location& location);
   void BecomeUnconfirmed(Checkpoint* checkpoint);
-  void Lost(Checkpoint* checkpoint);
+  // A scan found nothing of it.
+  void Gone(Checkpoint* checkpoint);
+  // What memory has of it is written again.
+  void Lost(Checkpoint* checkpoint, absl::string_view why);
+  // It is not in storage, as `why` says. False: nothing of it is left, or it is shown as broken.
+  bool NotInStorage(Checkpoint* checkpoint, absl::string_view why);
   void NoLongerPersisted(Checkpoint* checkpoint);
 
   const Options& options_;

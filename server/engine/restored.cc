@@ -93,12 +93,18 @@ void Restored::Take(const fact::PartDropped& f) {
 
 void Restored::Take(const fact::Persisted& f) {
   persisted[f.checkpoint] = f.digest;
-  asked.erase(f.checkpoint);
+  files_deleted.erase(f.checkpoint);
 }
 
-void Restored::Take(const fact::PersistAsked& f) { asked.insert(f.checkpoint); }
+void Restored::Take(const fact::PersistAsked& f) {
+  asked.insert(f.checkpoint);
+  files_deleted.erase(f.checkpoint);
+}
 void Restored::Take(const fact::StorageRoot& f) { storage_root = f; }
-void Restored::Take(const fact::FilesDeleted& f) { persisted.erase(f.checkpoint); }
+void Restored::Take(const fact::FilesDeleted& f) {
+  persisted.erase(f.checkpoint);
+  files_deleted.insert(f.checkpoint);
+}
 
 void Restored::Take(const fact::StepRemoved& f) {
   removed[f.job].steps[f.step].Add(f.first_attempt, f.up_to_attempt);

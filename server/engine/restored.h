@@ -46,6 +46,7 @@ struct Restored {
   std::map<std::string, RemovedSteps> removed;
   std::map<CheckpointKey, fact::Pinned> pinned;  // in a ring those that were taken back, too
   std::set<CheckpointKey> asked;
+  std::set<CheckpointKey> files_deleted;                 // since they were persisted last
   std::map<std::string, std::pair<Attempt, Step>> safe;  // by job
   fact::StorageRoot storage_root;                        // empty: none was met
   fact::MemberLife member_life;                          // likewise, of a node that was in no ring

@@ -205,7 +205,10 @@ void Scanning::ReadDue() {
   while (!due_.empty() && due_.begin()->first <= out_.now()) {
     Job* job = jobs_.Find(due_.begin()->second);
     due_.erase(due_.begin());
-    if (job != nullptr) Start(job);
+    if (job == nullptr) continue;
+    const MonotonicNanos again = job->files->look_again;
+    if (again != 0 && again <= out_.now()) Look(job);
+    Start(job);
   }
 }
 
@@ -322,6 +325,7 @@ Scanning::Taken Scanning::TakeIn(int* budget) {
   scan.line_again = scan.read + kViewAge;
   scan.read_unix_ms = out_.UnixMillis();
   scan.storage_unix_ms = storage_unix_ms;
+  if (job->files->look_again != 0) due_.emplace(job->files->look_again, job->name);
   attempts_.SettleOrigins(job);
   return taken;
 }

@@ -223,6 +223,7 @@ wire::Latest FromLatest(engine::reply::Latest latest, int64_t as_of_unix_ms) {
   out.as_of_unix_ms = latest.as_of_unix_ms != 0 ? latest.as_of_unix_ms : as_of_unix_ms;
   out.head = latest.head;
   out.recorded = latest.recorded;
+  out.passed_over = std::move(latest.passed_over);
   return ToWire(out);
 }
 

@@ -54,8 +54,7 @@ class Settling {
     const std::string step = StepDirectory(stored.key.step);
     CAIRN_ASSIGN_OR_RETURN(const Place standing, LookAt(at_.job.get(), step, at_.path));
     if (standing.kind == Place::Kind::kForeign) return NotOurs(at_, stored.key.step);
-    const bool same = standing.Holds(stored.key) && stored.Complete() && standing.stored.Complete();
-    const bool repairs = same && !CheckParts(standing).ok() && CheckParts(aside).ok();
+    CAIRN_ASSIGN_OR_RETURN(const bool repairs, Repairs(aside, standing));
     if (!standing.Ours() || RankOf(stored) > RankOf(standing.stored) || repairs) {
       if (!stored.Complete()) return Done();  // damaged since it was claimed
       return Bring(claim, stored.key, standing);
@@ -66,6 +65,14 @@ class Settling {
         standing.stored.Complete() && standing.stored.key.attempt == stored.key.attempt;
     if (replaced || !stored.Complete()) return Throw(claim, stored.key);
     return SetAside(claim, stored.key);
+  }
+
+  // Both are the same checkpoint, and what stands has lost files.
+  static StatusOr<bool> Repairs(const Place& aside, const Place& standing) {
+    if (!standing.Holds(aside.stored.key) || !standing.stored.Complete()) return false;
+    CAIRN_ASSIGN_OR_RETURN(const bool stands, HoldsWhole(standing, aside.stored.key));
+    if (stands) return false;
+    return HoldsWhole(aside, aside.stored.key);
   }
 
   Status Done() {
@@ -243,13 +250,12 @@ StatusOr<std::optional<std::string>> FindPublished(const JobDirectories& at,
                                                    const CheckpointKey& checkpoint) {
   const std::string step = StepDirectory(checkpoint.step);
   CAIRN_ASSIGN_OR_RETURN(const Place standing, LookAt(at.job.get(), step, at.path));
-  const auto is_it = [&](const Place& place) {
-    return place.Holds(checkpoint) && place.stored.Complete() && CheckParts(place).ok();
-  };
-  if (is_it(standing)) return step;
+  CAIRN_ASSIGN_OR_RETURN(const bool in_place, HoldsWhole(standing, checkpoint));
+  if (in_place) return step;
   CAIRN_ASSIGN_OR_RETURN(const auto held, ListHeld(at, at.abandoned.get(), checkpoint));
   for (const Held& aside : held) {
-    if (!is_it(aside.place)) continue;
+    CAIRN_ASSIGN_OR_RETURN(const bool whole, HoldsWhole(aside.place, checkpoint));
+    if (!whole) continue;
     return absl::StrCat(SplitPath(AbandonedDirectory(checkpoint)).directory, "/", aside.name);
   }
   return std::nullopt;

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 
 #include "common/layout.h"
@@ -71,41 +70,11 @@ bool StillStands(int parent, const std::string& name, const Place& place) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-Status CheckFile(int directory, const StoredPart& part, const ObjectEntry& object) {
-  const auto damaged = [&](absl::string_view why) {
-    return absl::DataLossError(
-        absl::StrCat("file ", object.name, " of writer ", part.manifest.writer, " ", why));
-  };
-  const auto fd = OpenPartFile(directory, part, object.name, O_PATH);
-  if (!fd.ok()) return damaged(fd.status().message());
-  struct stat info = {};
-  if (::fstat(fd->get(), &info) != 0) return ErrnoStatus(errno, object.name);
-  if (!S_ISREG(info.st_mode)) return damaged("is not a file");
-  if (static_cast<uint64_t>(info.st_size) != object.length) {
-    return damaged(absl::StrCat("has ", info.st_size, " bytes, not ", object.length));
-  }
-  return absl::OkStatus();
-}
-
-Status CheckPart(const Place& place, const StoredPart& part) {
-  const Writer writer = part.manifest.writer;
-  Status files;
-  const auto check = [&](const ObjectEntry& object) {
-    if (files.ok()) files = CheckFile(place.directory.get(), part, object);
-  };
-  CAIRN_ASSIGN_OR_RETURN(const StoredPart read,
-                         ReadPart(place.directory.get(), writer, ManifestDetail::kSummary, check));
-  if (read.digest != part.digest) {
-    return absl::DataLossError(absl::StrCat(ManifestFile(writer), " is another than before"));
-  }
+StatusOr<bool> HoldsWhole(const Place& place, const CheckpointKey& key) {
+  if (!place.Holds(key) || !place.stored.Complete()) return false;
+  const Status files = CheckStoredFiles(place.directory.get(), place.stored);
+  if (files.ok() || absl::IsDataLoss(files)) return files.ok();
   return files;
-}
-
-Status CheckParts(const Place& place) {
-  for (const StoredPart& part : place.stored.parts) {
-    CAIRN_RETURN_IF_ERROR(CheckPart(place, part));
-  }
-  return absl::OkStatus();
 }
 
 StatusOr<bool> PartStands(const Place& place, const PartToWrite& part) {
@@ -113,12 +82,7 @@ StatusOr<bool> PartStands(const Place& place, const PartToWrite& part) {
   const std::string digest = ManifestDigest(part.encoded);
   for (const StoredPart& stored : place.stored.parts) {
     if (stored.manifest.writer != part.manifest->writer) continue;
-    if (stored.digest == digest) {
-      const auto& objects = part.manifest->objects;
-      return std::all_of(objects.begin(), objects.end(), [&](const ObjectEntry& object) {
-        return CheckFile(place.directory.get(), stored, object).ok();
-      });
-    }
+    if (stored.digest == digest) return CheckPartFiles(place.directory.get(), stored).ok();
     return absl::AlreadyExistsError(
         absl::StrCat("writer ", part.manifest->writer,
                      " has another manifest in storage: ", stored.digest, ", not ", digest));

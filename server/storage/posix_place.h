@@ -34,12 +34,8 @@ inline std::tuple<Attempt, Revision, bool> RankOf(const StoredCheckpoint& stored
   return {stored.key.attempt, stored.key.revision, stored.Complete()};
 }
 
-// OK when the part's object is a file of the right length in the checkpoint's `directory`; else DATA_LOSS, naming
-// the file.
-Status CheckFile(int directory, const StoredPart& part, const ObjectEntry& object);
-// The same of all files of a part that the place holds, and of all its parts. Names are read again and not kept.
-Status CheckPart(const Place& place, const StoredPart& part);
-Status CheckParts(const Place& place);
+// Whether the place holds the checkpoint with all its files. UNAVAILABLE: they cannot be looked at.
+StatusOr<bool> HoldsWhole(const Place& place, const CheckpointKey& key);
 
 // True when `place` holds this part, whole. ALREADY_EXISTS when it holds another manifest of the
 // part's writer.

@@ -52,7 +52,7 @@ StatusOr<bool> FillFromDamaged(PosixRoot* root, const JobDirectories& at,
         })) {
       continue;
     }
-    if (!CheckPart(standing, part).ok()) return false;
+    if (!CheckPartFiles(standing.directory.get(), part).ok()) return false;
     lacking.push_back(&part);
     ++together;
   }
@@ -88,7 +88,7 @@ StatusOr<std::optional<std::string>> ClaimPartial(PosixRoot* root, const JobDire
     *lacks_parts = !filled;
     return std::nullopt;
   }
-  const Status whole = CheckParts(partial);
+  const Status whole = CheckStoredFiles(partial.directory.get(), partial.stored);
   if (!whole.ok()) {
     // Or another publisher has taken it since, and what it was is on its way out of the trash.
     if (!StillStands(at.partial.get(), name, partial)) return std::nullopt;
@@ -239,7 +239,7 @@ Status ReinstateBelow(PosixRoot* root, const JobDirectories& at, const Checkpoin
       if (aside.place.Holds(checkpoint) && aside.place.stored.Complete()) found = &aside;
     }
     if (found != nullptr) {
-      const Status whole = CheckParts(found->place);
+      const Status whole = CheckStoredFiles(found->place.directory.get(), found->place.stored);
       if (!whole.ok() && StillStands(at.abandoned.get(), found->name, found->place)) return whole;
       if (!whole.ok()) continue;
       CAIRN_RETURN_IF_ERROR(Swap(root, at, checkpoint, found->name, standing));

@@ -15,6 +15,7 @@
 #include "server/storage/files.h"
 #include "server/storage/owner.h"
 #include "server/storage/posix_delete.h"
+#include "server/storage/posix_looks.h"
 #include "server/storage/posix_publish.h"
 #include "server/storage/posix_read.h"
 #include "server/storage/posix_records.h"
@@ -199,7 +200,10 @@ class PosixStorage final : public Storage {
       const auto as = AsOwner::Become(owner);
       stored =
           ReadStoredJobBelow(root.get(), root_.options().root, job, detail, root_.options().limits);
-      if (stored.ok()) stored->now_unix_ms = NowBelow(root.get(), job);
+      if (stored.ok()) {
+        looks_.DropDamaged(root.get(), root_.options().root, job, &*stored);
+        stored->now_unix_ms = NowBelow(root.get(), job);
+      }
     }
     CAIRN_RETURN_IF_ERROR(root_.StillThere(root.get()));
     return stored;
@@ -250,6 +254,7 @@ class PosixStorage final : public Storage {
   }
 
   PosixRoot root_;
+  PosixLooks looks_;
   Publishing publishing_;
 };
 

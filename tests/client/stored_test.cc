@@ -147,6 +147,23 @@ TEST_F(Stored, WhatIsMissingIsNotFound) {
   EXPECT_EQ(Load(4, "../a").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Promise 3.
+TEST_F(Stored, WhatLostAFileIsNotTheLatestAndTheAnswerSaysWhy) {
+  Put({.step = 4}, "a", "four");
+  Put({.step = 5}, "a", "five");
+  std::filesystem::remove(root_ + "/run/5/a");
+  const auto latest = StoredLatest(root_, "run");
+  ASSERT_TRUE(latest.ok()) << latest.status();
+  EXPECT_EQ(latest->key.step, 4);
+  EXPECT_THAT(latest->passed_over, HasSubstr("run/5: file a of writer 0 is gone"));
+  EXPECT_EQ(*Load(kNoStep, "a"), "four");
+  EXPECT_EQ(Load(5, "a").status().code(), absl::StatusCode::kDataLoss);
+  std::filesystem::resize_file(root_ + "/run/4/a", 1);
+  const Status none = StoredLatest(root_, "run").status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("run/5: file a of writer 0 is gone"));
+}
+
 // Promise 2.
 // The newest may be what cannot be read: going on from an older one would abandon it.
 TEST_F(Stored, LatestIsUnavailableWhileSomethingCannotBeRead) {

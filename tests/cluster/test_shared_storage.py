@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from cairn_raw import PERSISTED
 from patience import patient
-from ring import MIB, Ring, attempt_number, content, names, ring
+from ring import MIB, Ring, attempt_number, content, names, ring, until
+from stopped import stands
 
 pytestmark = pytest.mark.full
 
@@ -97,6 +98,65 @@ def test_a_lost_nodes_part_is_written_by_the_one_that_has_its_replica() -> None:
         for writer in range(2):
             for name in names(writer):
                 assert (files(r, 1) / name).read_bytes() == content(JOB, 1, name)
+
+
+@pytest.mark.parametrize("point", ["storage.write:4", "storage.rename:3", "storage.link:3"])
+def test_an_owner_that_stood_still_takes_nothing_from_what_its_stand_in_published(
+    point: str,
+) -> None:
+    """Promise 1: it goes on in the midst of its persist, long after another node wrote its part."""
+
+    def arm(r: Ring) -> None:
+        r[0].command.append(f"--test.failpoints={point}=STOP")
+
+    with ring(3, storage=True, lost_after_s=3, before=arm) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        r[1].cairn(f"persist {JOB}/1 --no-wait", code=0)
+        until("node 0 stands still", lambda: stands(r[0].daemon_pid()))
+        r[0].pause()
+        r[1].cairn(f"wait {JOB}/1 --level persisted --timeout 90", limit_s=90)
+        r[0].go_on()
+        r[0].cairn(f"wait {JOB}/1 --level persisted --timeout 60")
+        for rank in range(3):
+            r[rank].kill()
+        for name in names(0):
+            assert (files(r, 1) / name).read_bytes() == content(JOB, 1, name)
+        for rank in range(3):
+            r[rank].replace(wait=False)
+        for member in r:
+            member.wait_ready()
+        r.await_met()
+        assert all(member.loads(JOB, 1) for member in r)
+
+
+def test_what_the_policy_deleted_comes_back_on_no_node() -> None:
+    """Promise 9. Each node has all of it in memory, and finds the files gone when it reads storage again."""
+    with ring(3, storage=True, persist="every") as r:
+        writer = r[0].writer(JOB, attempt_number())
+        for step in range(1, 13):
+            r[0].save(writer, step)
+            persisted(r, 0, step)
+        for member in r:
+            member.cairn(f"wait {JOB}/12 --level persisted --timeout 60")
+        r[1].cairn(f"policy {JOB} --mode=every --every=2 --keep-last=3 --keep-every=4")
+
+        def steps() -> list[int]:
+            found = (r.storage / JOB).iterdir() if r.storage else ()
+            return sorted(int(path.name) for path in found if path.name.isdigit())
+
+        kept = [4, 8, 10, 11, 12]
+        until("the policy was applied", lambda: steps() == kept)
+        for member in r:
+            member.kill_daemon()  # its keeper starts another, which reads storage
+            member.cairn(f"wait {JOB}/12 --level persisted --timeout 60")
+        r.await_met()
+        writer.reconnect()
+        for step in (14, 16, 18):
+            r[0].save(writer, step)
+            persisted(r, 0, step)
+        assert set(steps()) <= {*kept, 14, 16, 18}
 
 
 def test_all_memory_lost_the_whole_ring_goes_on_from_storage() -> None:

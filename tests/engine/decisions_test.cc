@@ -272,6 +272,27 @@ TEST_F(Decided, WhatPersistAskedForIsJournaled) {
   }
 }
 
+// The others' records still say that it was asked for.
+TEST_F(DecidedWithStorage, WhatWasAskedForAndThenDeletedIsNotWrittenAgain) {
+  JobRecord record = Empty();
+  record.Ask({1, 1, 0});
+  Hear(other, record);
+  ASSERT_EQ(persists.size(), 1u);
+  stored.clear();
+  for (const StartFrom from : kFrom) {
+    Restart(from);
+    persists.clear();
+    persists_done = 0;
+    Up(other);
+    Advance(10 * kNanosPerSecond);
+    Hear(other, record);
+    Advance(10 * kNanosPerSecond);
+    for (const action::Persist& persist : persists) {
+      EXPECT_NE(persist.checkpoint.step, 1) << NameOf(from);
+    }
+  }
+}
+
 TEST_F(DecidedWithStorage, WhatIsWrittenIsNotWrittenAgainAfterARestart) {
   const event::PersistNow persist{From(session), {"job", 1}};
   Apply(persist);

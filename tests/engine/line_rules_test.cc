@@ -783,7 +783,6 @@ TEST_F(LineRules, Rule13StorageIsReadOnceMoreWhenTheDecisionStandsThere) {
   EXPECT_TRUE(answer->recorded);
   EXPECT_FALSE(answer->in_storage) << "said after the look";
   EXPECT_EQ(Stat(second, 1)->level, Level::kCached);
-  EXPECT_EQ(persists.back().checkpoint, (CheckpointKey{"job", 1, 1, 0}));
 }
 
 // A repeat whose first answer was lost would else fence what has begun to save meanwhile.

@@ -240,18 +240,6 @@ TEST_F(StorageRootTest, AScanFromBeforeItWentIsNotBelieved) {
   EXPECT_THAT(persists, SizeIs(1));
 }
 
-TEST_F(StorageRootTest, ScansFindFilesMissingThatSomebodyDeleted) {
-  const SessionId session = HelloWith(PersistMode::kOnDemand);
-  Save(session, 1);
-  event::PersistNow ask{From(session), {"job", 1}};
-  Apply(ask);
-  EXPECT_EQ(Stat(session, 1)->level, Level::kPersisted);
-  stored.clear();
-  Restart();
-  EXPECT_TRUE(stored.contains({"job", 1, 1, 0})) << "it was acknowledged";
-  EXPECT_EQ(Stat(session, 1)->level, Level::kPersisted);
-}
-
 TEST_F(StorageRootTest, NoFileIsDeletedWhileItIsAway) {
   JobPolicy policy;
   policy.mode = PersistMode::kEvery;

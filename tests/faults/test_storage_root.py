@@ -5,6 +5,7 @@ Promise 1: nothing is PERSISTED on what is not the node's storage. It is said, a
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -119,6 +120,48 @@ def test_a_copy_that_takes_the_roots_place_between_two_looks_is_read_anew() -> N
         until("step 2 is there again", lambda: (instance.storage / "r" / "2" / "a").exists())
         writer.wait(2, PERSISTED, 20_000)
         assert file_bytes(instance, "r", 2, "a") == second
+
+
+def test_what_a_user_deleted_is_not_written_again_unless_asked() -> None:
+    with saving() as (instance, writer):
+        for step in (1, 2):
+            save(writer, step)
+            writer.wait(step, PERSISTED, 20_000)
+        deleted = instance.storage / "r" / "1"
+        shutil.rmtree(deleted)
+        for _ in range(2):
+            instance.kill_daemon()
+            writer.reconnect()
+            writer.wait(2, PERSISTED, 20_000)  # once storage has been read
+            assert not persisted(writer, 1)
+        save(writer, 3)
+        writer.wait(3, PERSISTED, 20_000)
+        assert not deleted.exists()
+        writer.change("persist", writer.ref(1))
+        writer.wait(1, PERSISTED, 20_000)
+        assert file_bytes(instance, "r", 1, "a") == pattern("r32-1", MIB)
+
+
+def test_a_damaged_step_is_not_the_latest_once_memory_is_gone() -> None:
+    """Promise 3, with the reason."""
+    with saving() as (instance, writer):
+        for step in (1, 2):
+            save(writer, step)
+            writer.wait(step, PERSISTED, 20_000)
+        (instance.storage / "r" / "2" / "a").unlink()
+        without_daemon = latest_of("r", f"--storage={instance.storage}")
+        instance.kill_all()
+        instance.start()
+        with_daemon = latest_of("r", f"--socket={instance.socket}")
+        for answer in (without_daemon, with_daemon):
+            assert answer["step"] == 1
+            assert "r/2: file a of writer 0 is gone" in answer["passed_over"]
+
+
+def latest_of(job: str, where: str) -> dict[str, Any]:
+    command = [binary("cairn"), where, "latest", job, "-o", "json"]
+    answer: dict[str, Any] = json.loads(subprocess.check_output(command))
+    return answer
 
 
 def test_a_daemon_that_is_restarted_over_an_empty_directory_does_not_take_it_for_its_storage() -> (

@@ -492,6 +492,35 @@ TEST_F(PosixWriters, APublishedStepThatLostFilesIsStoredAgain) {
   }
 }
 
+TEST_F(PosixWriters, WhatIsReadHasItsFiles) {
+  UseRootInMemory();
+  const Part first = MakePart(Key(5, 100), 0, 2), second = MakePart(Key(5, 100), 1, 2);
+  ASSERT_TRUE(Write(first).ok());
+  WriteAndPublish(second);
+  const auto writers = [&] {
+    std::vector<Writer> found;
+    const auto job = storage_->Read("job");
+    EXPECT_TRUE(job.ok()) << job.status();
+    for (const StoredCheckpoint& stored : job->checkpoints) {
+      EXPECT_EQ(job->problems.size(), 2 - stored.parts.size());
+      for (const StoredPart& part : stored.parts) found.push_back(part.manifest.writer);
+    }
+    return found;
+  };
+  EXPECT_THAT(writers(), ElementsAre(0, 1));
+  EXPECT_THAT(writers(), ElementsAre(0, 1))
+      << "of what was whole only the directories are looked at";
+  fs::remove(Path("5/small/deep/1"));
+  EXPECT_THAT(writers(), ElementsAre(0));
+  EXPECT_THAT(writers(), ElementsAre(0));
+  ASSERT_TRUE(Write(second).ok());
+  EXPECT_TRUE(Publish(Key(5, 100)));
+  EXPECT_THAT(writers(), ElementsAre(0, 1));
+  fs::resize_file(Path("5/big/0"), 3);
+  fs::remove(Path("5/whole-1"));
+  EXPECT_THAT(writers(), IsEmpty());
+}
+
 // --- file systems that cannot exchange
 
 TEST_F(PosixClaims, WithoutAnExchangeTheOldOneGoesAsideFirst) {

@@ -47,7 +47,8 @@ class Latest:
     """The highest complete step on the job's line. `source`: where its bytes are, "memory", "peer" or
     "storage"; `as_of`: when that was known to be so. `head`: the attempt that the line is of, or the number
     of a decision (`resume`, `use`). `recorded`, of an answer to `resume` or `use`: the decision stands in
-    storage, too; else it lives as long as the node's memory."""
+    storage, too; else it lives as long as the node's memory. `passed_over`: a higher step that lost files in
+    storage, and which of them; "" if there is none."""
 
     job: str
     step: int
@@ -59,6 +60,7 @@ class Latest:
     as_of: float
     head: int
     recorded: bool
+    passed_over: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,137 @@
+// Files of persisted checkpoints that are missing (promise 1). Gone whole, a user or a policy deleted them: they are not
+// written again unless a user asks. Some of them gone is damage, when two looks a minute apart find it.
+#include "tests/engine/engine_fixture.h"
+
+namespace cairn::engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::SizeIs;
+
+constexpr MonotonicNanos kMinute = 60 * kNanosPerSecond;
+
+class DeletedFiles : public EngineTest {
+ protected:
+  void SetUp() override {
+    options.storage = true;
+    Restart();
+    session = HelloWith({.mode = PersistMode::kEvery});
+  }
+  SessionId HelloWith(JobPolicy policy) { return Hello({.policy = policy}); }
+  // Storage is read again, as when the daemon starts.
+  void LookAgain() {
+    Restart();
+    session = Hello({.writer = -1});
+  }
+  // As storage shows what lost files (PosixStorage::Read): published, without the part.
+  void LoseFilesOf(Step step) { stored.at({"job", step, 1, 0}).parts.clear(); }
+  Level LevelOf(Step step) { return Stat(session, step)->level; }
+
+  SessionId session = 0;
+};
+
+TEST_F(DeletedFiles, WhatIsGoneWholeIsNotWrittenAgain) {
+  Save(session, 1);
+  Save(session, 2);
+  stored.erase({"job", 1, 1, 0});
+  LookAgain();
+  EXPECT_EQ(LevelOf(1), Level::kCached) << "memory has it";
+  EXPECT_EQ(LevelOf(2), Level::kPersisted);
+  EXPECT_EQ(Status_().counters.at("files_missing"), 1);
+  Advance(10 * kMinute);
+  LookAgain();
+  EXPECT_THAT(persists, SizeIs(2));
+}
+
+TEST_F(DeletedFiles, AUserWhoAsksHasItWrittenAgain) {
+  Save(session, 1);
+  stored.clear();
+  written_parts.clear();
+  LookAgain();
+  event::PersistNow ask{From(session), {"job", 1}};
+  Apply(ask);
+  EXPECT_EQ(LevelOf(1), Level::kPersisted);
+  EXPECT_TRUE(stored.contains({"job", 1, 1, 0}));
+  LookAgain();
+  EXPECT_EQ(LevelOf(1), Level::kPersisted) << "the journal knows that it is there again";
+}
+
+TEST_F(DeletedFiles, WhoWaitsForThemIsToldToAsk) {
+  Save(session, 1);
+  stored.clear();
+  LookAgain();
+  EXPECT_THAT(StatusOf(AnswerTo(Wait(session, 1, Level::kPersisted))),
+              Fails(absl::StatusCode::kFailedPrecondition, "were deleted; ask to persist it"));
+}
+
+TEST_F(DeletedFiles, WhatThePolicyDeletedStaysDeletedInTheNextDaemon) {
+  session = HelloWith({.mode = PersistMode::kEvery, .keep_last = 1});
+  Save(session, 1);
+  Save(session, 2);
+  EXPECT_FALSE(stored.contains({"job", 1, 1, 0}));
+  LookAgain();
+  Advance(10 * kMinute);
+  EXPECT_THAT(persists, SizeIs(2));
+}
+
+TEST_F(DeletedFiles, WhatLostSomeOfItsFilesIsWrittenAgainAfterTwoLooks) {
+  Save(session, 1);
+  LoseFilesOf(1);
+  LookAgain();
+  EXPECT_EQ(LevelOf(1), Level::kCached) << "it counts for nothing until it is looked at again";
+  EXPECT_THAT(persists, SizeIs(1)) << "rm -rf may be under way";
+  Advance(kMinute + 5 * kNanosPerSecond);
+  EXPECT_THAT(persists, SizeIs(2));
+  EXPECT_EQ(LevelOf(1), Level::kPersisted);
+}
+
+TEST_F(DeletedFiles, WhatWasBeingDeletedAtTheFirstLookIsNotWrittenAgain) {
+  Save(session, 1);
+  LoseFilesOf(1);
+  LookAgain();
+  stored.clear();
+  Advance(10 * kMinute);
+  EXPECT_THAT(persists, SizeIs(1));
+  EXPECT_EQ(LevelOf(1), Level::kCached);
+}
+
+TEST_F(DeletedFiles,
+       WhatIsWholeAtTheSecondLookIsPersisted) {  // a server that answered with an old listing
+  Save(session, 1);
+  auto whole = stored.at({"job", 1, 1, 0});
+  LoseFilesOf(1);
+  LookAgain();
+  stored[whole.key] = whole;
+  Advance(kMinute + 5 * kNanosPerSecond);
+  EXPECT_EQ(LevelOf(1), Level::kPersisted);
+  EXPECT_THAT(persists, SizeIs(1));
+}
+
+// The last whole one is not deleted because a damaged one counts.
+TEST_F(DeletedFiles, RetentionDoesNotCountWhatLostFiles) {
+  session = HelloWith({.mode = PersistMode::kEvery, .keep_last = 2});
+  Save(session, 1);
+  Save(session, 2);
+  LoseFilesOf(2);
+  LookAgain();
+  session = HelloWith({.mode = PersistMode::kEvery, .keep_last = 2});
+  hold_persists = true;
+  Save(session, 3);
+  hold_persists = false;
+  EXPECT_TRUE(stored.contains({"job", 1, 1, 0}));
+}
+
+TEST_F(DeletedFiles, TheNewestIsWrittenFirst) {
+  persist_status = absl::UnavailableError("full");
+  for (Step step = 1; step <= 3; ++step) Save(session, step);
+  persist_status = absl::OkStatus();
+  persists.clear();
+  persists_done = 0;
+  Advance(10 * kMinute);
+  std::vector<Step> order;
+  for (const action::Persist& persist : persists) order.push_back(persist.checkpoint.step);
+  EXPECT_THAT(order, ElementsAre(3, 2, 1));
+}
+
+}  // namespace
+}  // namespace cairn::engine
