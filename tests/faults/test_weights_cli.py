@@ -263,8 +263,10 @@ def test_check_names_every_bad_block_and_what_lies_in_it(
         'whether every tensor is whole is not known without "rank0.safetensors"',
     ]
     (step / "rank1.safetensors").write_bytes(b"short")
-    text = "\n".join(lines(from_storage, "check", "two", code=4))
+    text = "\n".join(lines(from_storage, "check", "two/1", code=4))
     assert 'object "rank1.safetensors": ' in text, text
+    none = from_storage.run("weights", "check", "two", code=4).stderr.decode()
+    assert "two/1: file rank1.safetensors of writer 1 has 5 bytes" in none, none
 
 
 def test_check_finds_holes_overlaps_and_headers_that_lie(cairn: Cairn, tmp_path: Path) -> None:
