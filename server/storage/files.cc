@@ -22,8 +22,6 @@
 namespace cairn::storage {
 namespace {
 
-constexpr unsigned kDirectoryMode = 0755;
-
 // Calls until it is not interrupted; 0 or the errno, that of the failpoint included.
 template <typename Call>
 int Try(Failpoint point, const Call& call) {
@@ -147,7 +145,7 @@ StatusOr<UniqueFd> MakeDirectoriesAt(int directory, const std::string& path) {
     // Opening first mostly saves the mkdir, which would take the directory's lock.
     auto next = OpenDirectoryAt(parent, component);
     if (absl::IsNotFound(next.status())) {
-      CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(parent, component, kDirectoryMode));
+      CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(parent, component));
       next = OpenDirectoryAt(parent, component);
     }
     CAIRN_RETURN_IF_ERROR(next.status());

@@ -31,7 +31,7 @@ StatusOr<UniqueFd> OpenAt(int directory, const std::string& path, int flags, uns
 // Opens a directory so that it can be listed and synced.
 StatusOr<UniqueFd> OpenDirectoryAt(int directory, const std::string& path);
 // Makes a directory or finds it there.
-Status MakeDirectoryAt(int directory, const std::string& name, unsigned mode);
+Status MakeDirectoryAt(int directory, const std::string& name, unsigned mode = 0755);
 // Makes every directory of `path` and opens the last.
 StatusOr<UniqueFd> MakeDirectoriesAt(int directory, const std::string& path);
 

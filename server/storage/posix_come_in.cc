@@ -11,7 +11,6 @@ namespace {
 
 // Writers and publishers of one checkpoint that meet settle in a few rounds.
 constexpr int kMaxComeInRounds = 16;
-constexpr unsigned kDirectoryMode = 0755;
 
 // From writing/ to `stands` in partial/`name`. By paths: a directory that was opened before may be published by now.
 // NOT_FOUND: it was claimed meanwhile.
@@ -19,7 +18,7 @@ Status Bring(const JobDirectories& at, const std::string& name, const std::strin
              const std::string& own) {
   const std::string parts = SplitPath(stands).directory;
   for (const std::string& directory : {name, SplitPath(parts).directory, parts}) {
-    CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(at.partial.get(), directory, kDirectoryMode));
+    CAIRN_RETURN_IF_ERROR(MakeDirectoryAt(at.partial.get(), directory));
     // No link stands there.
     CAIRN_RETURN_IF_ERROR(OpenDirectoryAt(at.partial.get(), directory).status());
   }
