@@ -61,7 +61,8 @@ std::optional<Merging::Ended> Merging::Some(int* budget) {
       for (; under_way.next < checkpoints.size() && *budget > 0; ++under_way.next) {
         const StoredCheckpoint& stored = checkpoints[under_way.next];
         *budget -= static_cast<int>(std::max<size_t>(stored.parts.size(), 1));
-        Merge(job, stored);
+        // Parts that could not be read may be there.
+        if (stored.Complete() || under_way.sweeps) Merge(job, stored);
       }
     }
     if (*budget > 0 && under_way.sweeps) {

@@ -782,6 +782,8 @@ void Persistence::StorageCame(Job* job, bool same) {
       checkpoint->files.Edit().in_former_root = true;
       continue;
     }
+    // The last scan found less of it, or there was none of the directory that stands there: one has to find it.
+    if (checkpoint->files->half_gone != 0 || checkpoint->files->in_former_root) continue;
     const Location location = checkpoint->files->location;
     BecomePersisted(checkpoint, location);
     if (!checkpoint->files->requested) Unowe(checkpoint);

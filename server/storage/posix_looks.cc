@@ -32,11 +32,16 @@ void PosixLooks::DropDamaged(int root, const std::string& path, const std::strin
   std::map<std::string, Whole> before, now;
   {
     MutexLock lock(&mu_);
-    before = whole_[job];
+    if (const auto known = whole_.find(job); known != whole_.end()) before = known->second;
   }
   for (StoredCheckpoint& checkpoint : stored->checkpoints) {
-    if (!checkpoint.published || !checkpoint.Complete()) continue;
+    if (!checkpoint.published) continue;
     const std::string& location = checkpoint.location.text();
+    if (!checkpoint.Complete()) {
+      checkpoint.damage = absl::StrCat(location, ": of ", checkpoint.world_size, " writers ",
+                                       checkpoint.parts.size(), " have a manifest there");
+      continue;
+    }
     const std::string below(absl::StripPrefix(absl::StripPrefix(location, path), "/"));
     const auto directory = OpenBeneath(root, below, O_RDONLY | O_DIRECTORY);
     if (absl::IsNotFound(directory.status()))
@@ -83,7 +88,8 @@ void PosixLooks::DropDamaged(int root, const std::string& path, const std::strin
     if (checkpoint.Complete() && all_seen && !unread) now[location] = std::move(whole);
   }
   MutexLock lock(&mu_);
-  whole_[job] = std::move(now);
+  whole_.erase(job);
+  if (!now.empty()) whole_.emplace(job, std::move(now));
 }
 
 }  // namespace cairn::storage

@@ -107,6 +107,27 @@ TEST_F(DeletedFiles,
   EXPECT_THAT(persists, SizeIs(1));
 }
 
+TEST_F(DeletedFiles, WhatCouldNotBeReadHasLostNothing) {
+  Save(session, 1);
+  LoseFilesOf(1);
+  unread = {{1, "1: Input/output error"}};
+  LookAgain();
+  Advance(10 * kMinute);
+  EXPECT_THAT(persists, SizeIs(1));
+  EXPECT_FALSE(Status_().counters.contains("files_missing"));
+}
+
+// Two faults: storage goes away, and comes back as it was, between the two looks.
+TEST_F(DeletedFiles, WhatLostFilesDoesNotCountBecauseStorageCameBack) {  // promise 1
+  Save(session, 1);
+  LoseFilesOf(1);
+  LookAgain();
+  SeeRoot(absl::UnavailableError("storage.root /mnt: cannot be opened"));
+  hold_scans = true;
+  SeeRoot(RootIdentity{"root-1", "instance-1"});
+  EXPECT_EQ(Status_().jobs[0].latest_persisted, kNoStep);
+}
+
 // The last whole one is not deleted because a damaged one counts.
 TEST_F(DeletedFiles, RetentionDoesNotCountWhatLostFiles) {
   session = HelloWith({.mode = PersistMode::kEvery, .keep_last = 2});

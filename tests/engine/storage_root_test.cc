@@ -100,6 +100,17 @@ TEST_F(StorageRootTest, ACopyWithFewerFilesIsFilledFromMemory) {
   EXPECT_THAT(persists, SizeIs(3));
 }
 
+TEST_F(StorageRootTest, ACopyThatGoesBeforeItIsReadIsNotBelievedWhenItReturns) {  // promise 1
+  const SessionId session = HelloWith(PersistMode::kEvery);
+  Save(session, 1);
+  stored.clear();
+  hold_scans = true;
+  SeeRoot(Copy());
+  SeeRoot(kGone);
+  SeeRoot(Copy());
+  EXPECT_EQ(Status_().jobs[0].latest_persisted, kNoStep);
+}
+
 TEST_F(StorageRootTest, WhatOnlyALostFileHadIsGoneAndLatestSaysSo) {  // promise 3
   const SessionId session = HelloWith(PersistMode::kEvery);
   Save(session, 1);

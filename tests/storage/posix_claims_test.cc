@@ -519,6 +519,9 @@ TEST_F(PosixWriters, WhatIsReadHasItsFiles) {
   fs::resize_file(Path("5/big/0"), 3);
   fs::remove(Path("5/whole-1"));
   EXPECT_THAT(writers(), IsEmpty());
+  fs::remove(Path("5/.cairn/1.manifest"));
+  EXPECT_THAT(storage_->Read("job")->checkpoints.at(0).damage,
+              testing::HasSubstr("of 2 writers 1 have a manifest there"));
 }
 
 // --- file systems that cannot exchange
