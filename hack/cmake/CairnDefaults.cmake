@@ -8,6 +8,8 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 # -O2 with line tables: full debug info doubles compile time and nobody steps through CI binaries.
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
+# A test's own sources: a third less to compile, and what takes time when it runs is in the libraries.
+set(CAIRN_TEST_OPTIONS -Og)
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
@@ -17,6 +19,7 @@ endif()
 # asan and tsan builds: cmake -DCAIRN_SANITIZER=address,undefined | thread
 set(CAIRN_SANITIZER "" CACHE STRING "Sanitizers for the whole build")
 if(CAIRN_SANITIZER)
+  set(CAIRN_TEST_OPTIONS "")
   # At -O2, and with code to go on after each finding, gcc takes three times as long over the same checks.
   add_compile_options(-O1 -fsanitize=${CAIRN_SANITIZER} -fno-sanitize-recover=undefined
                       -fno-omit-frame-pointer)
@@ -29,6 +32,7 @@ if(CAIRN_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     message(FATAL_ERROR "CAIRN_FUZZ needs clang: CC=clang CXX=clang++")
   endif()
+  set(CAIRN_TEST_OPTIONS "")
   add_compile_options(-fsanitize=fuzzer-no-link,address,undefined)
   add_link_options(-fsanitize=address,undefined)
 endif()

@@ -17,7 +17,7 @@ if(CAIRN_PRECOMPILED)
   # Once more for tests: CMake compiles programs with -fPIE, libraries with -fPIC.
   add_library(cairn_test_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled.cc)
   set_target_properties(cairn_test_precompiled PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-  target_compile_options(cairn_test_precompiled PRIVATE -fPIE)
+  target_compile_options(cairn_test_precompiled PRIVATE -fPIE ${CAIRN_TEST_OPTIONS})
   target_link_libraries(cairn_test_precompiled PRIVATE cairn_warnings GTest::gtest GTest::gmock)
   target_precompile_headers(cairn_test_precompiled PRIVATE ${CAIRN_OUTSIDE_HEADERS} <gmock/gmock.h> <gtest/gtest.h>)
 
@@ -35,6 +35,6 @@ function(cairn_precompiled target from)
     return()
   endif()
   # In quotes: CMake would write the whole path, which another checkout does not find in ccache.
-  list(TRANSFORM ARGN REPLACE "(.+)" "\"\\1\"")
+  list(TRANSFORM ARGN REPLACE "^([^<].+)" "\"\\1\"")
   target_precompile_headers(${target} PRIVATE ${CAIRN_OUTSIDE_HEADERS} ${ARGN})
 endfunction()

@@ -50,7 +50,8 @@ function(cairn_room)
   target_link_libraries(${ROOM_NAME} PUBLIC ${ROOM_DEPS} ${ROOM_LIBS} PRIVATE cairn_warnings)
 endfunction()
 
-# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS gpu guest root full threads] [TIMEOUT s])
+# cairn_test(NAME x_test SOURCES x_test.cc ... DEPS cairn_x ... [LABELS gpu guest root full threads] [TIMEOUT s]
+#            [PRECOMPILES tests/room/x_fixture.h ...])
 #
 # One test binary; ctest runs it whole. Labels say where else it runs, or does not:
 #   root, full   not in the ordinary tier: needs uid 0; needs minutes or gigabytes
@@ -58,7 +59,7 @@ endfunction()
 #   guest        nowhere but in a machine with RDMA devices (hack/guest)
 #   threads      also under ThreadSanitizer, which learns nothing from a program with a single thread
 function(cairn_test)
-  cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;DEPS;LABELS;PRECOMPILES" ${ARGN})
   foreach(label IN LISTS T_LABELS)
     if(NOT label MATCHES "^(gpu|guest|root|full|threads)$")
       message(FATAL_ERROR "${T_NAME}: no label ${label}; there are gpu, guest, root, full and threads")
@@ -69,7 +70,11 @@ function(cairn_test)
     get_filename_component(source ${source} ABSOLUTE)
     set_property(GLOBAL APPEND PROPERTY CAIRN_TEST_SOURCES ${source})  # read in tests/CMakeLists.txt
   endforeach()
-  cairn_precompiled(${T_NAME} cairn_test_precompiled)
+  if(T_PRECOMPILES)
+    list(PREPEND T_PRECOMPILES <gmock/gmock.h> <gtest/gtest.h>)
+  endif()
+  cairn_precompiled(${T_NAME} cairn_test_precompiled ${T_PRECOMPILES})
+  target_compile_options(${T_NAME} PRIVATE ${CAIRN_TEST_OPTIONS})
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR})
   if(CAIRN_SANITIZER MATCHES "undefined")
     # A quarter of what gcc needs for gtest's macros. The rooms' own sources keep these checks, and a null
