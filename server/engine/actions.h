@@ -345,8 +345,10 @@ struct DeleteFiles {
   CheckpointKey checkpoint;
   uint32_t uid = 0, gid = 0;
   bool tombstone = false;
-  bool this_attempt = false;        // the tombstone is for this attempt alone
-  cairn::Attempt newest_known = 0;  // without a tombstone: a newer one may need it
+  bool this_attempt = false;  // the tombstone is for this attempt alone
+  // Without a tombstone; storage refuses the deletion when a newer attempt has published, or `stays` is not whole.
+  cairn::Attempt newest_known = 0;
+  std::optional<CheckpointKey> stays = {};
 };
 
 // Reads what storage holds of a job; of its parts a summary will do. → JobScanned

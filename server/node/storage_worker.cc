@@ -69,8 +69,8 @@ void StorageWorker::DeleteFiles(const engine::action::DeleteFiles& action) {
   const auto kind = !action.tombstone     ? storage::DeleteKind::kFiles
                     : action.this_attempt ? storage::DeleteKind::kThisAttempt
                                           : storage::DeleteKind::kUpToAttempt;
-  Status status =
-      storage_->Delete(action.checkpoint, {action.uid, action.gid}, kind, action.newest_known);
+  Status status = storage_->Delete(action.checkpoint, {action.uid, action.gid}, kind,
+                                   {action.newest_known, action.stays});
   ReachFailpoint(Failpoint::kNodeDeleted);
   if (!status.ok()) {
     LOG(WARNING) << "job=" << action.checkpoint.job << " step=" << action.checkpoint.step

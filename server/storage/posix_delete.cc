@@ -87,14 +87,14 @@ Status CheckNotNeeded(const JobDirectories& at, const CheckpointKey& checkpoint,
 }  // namespace
 
 Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
-                   DeleteKind kind, Attempt newest_known) {
+                   DeleteKind kind, const Chosen& chosen) {
   if (kind == DeleteKind::kFiles) {
     // Another node may have decided since the deletion was, or while the files are taken away. It looks
     // once more when its decision is written, so one of the two sees what the other did.
     const auto is_it = [&](const CheckpointKey& key) { return key == checkpoint; };
-    CAIRN_RETURN_IF_ERROR(CheckNotNeeded(at, checkpoint, newest_known));
+    CAIRN_RETURN_IF_ERROR(CheckNotNeeded(at, checkpoint, chosen.newest_known));
     CAIRN_RETURN_IF_ERROR(TakeAway(root, at, checkpoint, is_it, /*deleted=*/true));
-    const Status needed = CheckNotNeeded(at, checkpoint, newest_known);
+    const Status needed = CheckNotNeeded(at, checkpoint, chosen.newest_known);
     if (!needed.ok()) {
       CAIRN_RETURN_IF_ERROR(BringBack(root, at, checkpoint.job, is_it));
       return needed;

@@ -6,8 +6,8 @@
 
 namespace cairn::storage {
 
-// As Storage::Delete. The calling thread acts as the owner and holds the job's publish lock.
+// As Storage::Delete, whose caller has looked at `chosen.stays`. The calling thread acts as the owner and holds the job's publish lock.
 Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
-                   DeleteKind kind, Attempt newest_known);
+                   DeleteKind kind, const Chosen& chosen);
 
 }  // namespace cairn::storage

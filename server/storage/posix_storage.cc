@@ -163,7 +163,7 @@ class PosixStorage final : public Storage {
   }
 
   Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
-                Attempt newest_known) override {
+                const Chosen& chosen) override {
     CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
     const bool create = kind != DeleteKind::kFiles;  // a tombstone needs a place
     const auto at = root_.OpenJob(checkpoint.job, owner, create);
@@ -171,7 +171,18 @@ class PosixStorage final : public Storage {
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
     const PublishLock lock(&publishing_, checkpoint.job);
-    return DeleteBelow(&root_, *at, checkpoint, kind, newest_known);
+    if (kind == DeleteKind::kFiles && chosen.stays.has_value()) {
+      const Status whole =
+          looks_.Check(at->root.get(), root_.options().root, *chosen.stays, root_.options().limits);
+      if (!whole.ok()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(checkpoint.DebugString(), " stays as long as ",
+                         chosen.stays->DebugString(), " is not whole: ", whole.message()));
+      }
+    }
+    CAIRN_RETURN_IF_ERROR(DeleteBelow(&root_, *at, checkpoint, kind, chosen));
+    looks_.Forget(checkpoint);
+    return absl::OkStatus();
   }
 
   StatusOr<StoredJob> Read(const std::string& job) override {

@@ -100,6 +100,14 @@ enum class DeleteKind {
   kThisAttempt,
 };
 
+// Why the caller may delete files (DeleteKind::kFiles).
+struct Chosen {
+  // The newest attempt whose origin the caller knew.
+  Attempt newest_known = std::numeric_limits<Attempt>::max();
+  // The published checkpoint of the job because of which the deleted one is not needed. nullopt: a user asked.
+  std::optional<CheckpointKey> stays = {};
+};
+
 // What Sweep may take besides what nobody can need.
 struct SweepRules {
   // Unpublished checkpoints that another one has replaced: they go once nothing of them has changed
@@ -170,12 +178,12 @@ class Storage {
   // RESOURCE_EXHAUSTED: attempts were removed of this step in more ranges than can be recorded.
   // The room of what kFiles deletes may be given back by a later Sweep. FAILED_PRECONDITION, of kFiles: a
   // decision that is newer than every attempt whose origin is recorded needs it; what was taken away is back.
-  // Neither does it when an attempt above `newest_known` has published something: what is deleted was
-  // chosen without knowing what that one comes from.
+  // Likewise when an attempt above `chosen.newest_known` has published something, because the caller did not know
+  // its origin; and when files of `chosen.stays` are gone, or cannot be looked at.
   virtual Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
-                        Attempt newest_known) = 0;
+                        const Chosen& chosen) = 0;
   Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind) {
-    return Delete(checkpoint, owner, kind, std::numeric_limits<Attempt>::max());
+    return Delete(checkpoint, owner, kind, {});
   }
 
   // What is stored of a job; without what was removed for good and what has been replaced.

@@ -46,9 +46,9 @@ class WaryStorage final : public Storage {
     return Watched<Status>(job, Use::kSweep, [&] { return inner_->Sweep(job, rules); });
   }
   Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
-                Attempt newest_known) override {
+                const Chosen& chosen) override {
     return Watched<Status>(checkpoint.job, Use::kDelete,
-                           [&] { return inner_->Delete(checkpoint, owner, kind, newest_known); });
+                           [&] { return inner_->Delete(checkpoint, owner, kind, chosen); });
   }
   StatusOr<StoredJob> Read(const std::string& job) override {
     return Watched<StatusOr<StoredJob>>(job, Use::kScan, [&] { return inner_->Read(job); });

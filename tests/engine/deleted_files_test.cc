@@ -142,6 +142,19 @@ TEST_F(DeletedFiles, RetentionDoesNotCountWhatLostFiles) {
   EXPECT_TRUE(stored.contains({"job", 1, 1, 0}));
 }
 
+// Files are lost after the last reading of the job: storage looks again before it deletes.
+TEST_F(DeletedFiles, APolicyDeletesNothingWhileTheNewestHasLostFiles) {
+  Save(session, 1);
+  Save(session, 2);
+  LoseFilesOf(2);
+  Apply(event::SetPolicy{From(session), "job", {.mode = PersistMode::kEvery, .keep_last = 1}});
+  EXPECT_TRUE(stored.contains({"job", 1, 1, 0}));
+  Advance(2 * kMinute);
+  EXPECT_THAT(persists, SizeIs(3)) << "the refusal made the node look, and it wrote the step again";
+  Advance(10 * kMinute);
+  EXPECT_FALSE(stored.contains({"job", 1, 1, 0}));
+}
+
 TEST_F(DeletedFiles, TheNewestIsWrittenFirst) {
   persist_status = absl::UnavailableError("full");
   for (Step step = 1; step <= 3; ++step) Save(session, step);

@@ -246,6 +246,10 @@ void EngineTest::Do(action::DeleteFiles& a) {
     if (a.tombstone || id.second != LineRecordKind::kOrigin || id.first <= a.newest_known) continue;
     status = absl::FailedPreconditionError("a newer life has published");
   }
+  const auto stays = a.stays.has_value() ? stored.find(*a.stays) : stored.end();
+  if (a.stays.has_value() && (stays == stored.end() || !stays->second.Complete())) {
+    status = absl::FailedPreconditionError("the one that stays is not whole");
+  }
   if (!status.ok()) {
     pending.push_back(event::FilesDeleted{a.checkpoint, status});
     return;

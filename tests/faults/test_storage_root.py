@@ -122,6 +122,21 @@ def test_a_copy_that_takes_the_roots_place_between_two_looks_is_read_anew() -> N
         assert file_bytes(instance, "r", 2, "a") == second
 
 
+def test_a_policy_deletes_nothing_while_the_newest_has_lost_files() -> None:
+    with saving() as (instance, writer):
+        first = save(writer, 1)
+        save(writer, 2)
+        for step in (1, 2):
+            writer.wait(step, PERSISTED, 20_000)
+        (instance.storage / "r" / "2" / "a").unlink()
+        subprocess.run(
+            [binary("cairn"), "--socket", instance.socket, "policy", "r", "--keep-last", "1"],
+            check=True,
+        )
+        until("storage refuses", lambda: "stays as long as" in instance.log.read_text())
+        assert file_bytes(instance, "r", 1, "a") == first
+
+
 def test_what_a_user_deleted_is_not_written_again_unless_asked() -> None:
     with saving() as (instance, writer):
         for step in (1, 2):

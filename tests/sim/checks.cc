@@ -59,7 +59,10 @@ DropReasons ReasonsIn(const Node& node, const std::vector<Fact>& facts, const Ev
 std::string WhyItMustStay(const Node& node, const CheckpointKey& key) {
   const std::optional<CheckpointKey> latest = node.LatestNow(key.job);
   if (!latest || !(*latest == key)) return "";
-  if (!node.world.storage.Published(key)) return "it is the newest, and nowhere else";
+  const Storage& storage = node.world.storage;
+  if (!storage.Published(key) && !storage.TakenByHand(key)) {
+    return "it is the newest, and nowhere else";
+  }
   for (const auto& [session, begun] : node.mirror.sessions) {
     if (begun.job == key.job && begun.writer >= 0) return "it is a live job's newest";
   }
@@ -284,6 +287,8 @@ void CheckLatest(Node* node, const std::string& job, const StatusOr<reply::Body>
   const auto during = node->last.latest_during.find(job);
   if (during != node->last.latest_during.end() && during->second.contains(latest.key)) return;
   if (merging && node->KnownToBeHad(latest.key)) return;
+  // The scan that found it damaged is not merged yet.
+  if (merging && node->world.storage.TakenByHand(latest.key)) return;
   if (!wanted || !(*wanted == latest.key)) return report.Fail(shown + latest.key.DebugString());
   if (const std::string wrong = node->WrongCheckpoint(latest.key);
       !wrong.empty() && !node->world.storage.AccountsFor(latest.key)) {

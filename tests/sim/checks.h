@@ -42,6 +42,8 @@ void CheckInfo(const Node& node, const CheckpointInfo& info);
 // that the node knows and by storage's own clock.
 // What the newest life, which another node has begun and which has published nothing yet, goes on from.
 void CheckOtherNodesOrigin(const Node& node, const action::DeleteFiles& deletion);
+// After the deletion: it did not take the last whole checkpoint that the job had in storage.
+void CheckSomethingStays(const Node& node, const action::DeleteFiles& deletion);
 void CheckDeletionByPolicy(const Node& node, const CheckpointKey& key);
 
 // --- at the end, when storage could be read long enough

@@ -133,6 +133,7 @@ class Digester {
   void Take(const action::Reinstate& a) { Values("Reinstate", a.checkpoint, a.uid, a.gid); }
   void Take(const action::DeleteFiles& a) {
     Values("DeleteFiles", a.checkpoint, a.uid, a.gid, a.tombstone, a.this_attempt);
+    if (a.stays.has_value()) Values(*a.stays);
   }
   void Take(const action::ReadTables& a) { Values("ReadTables", a.checkpoint); }
   void Take(const action::ScanJob& a) { Values("ScanJob", a.job); }

@@ -254,6 +254,11 @@ void Executor::NoteScanned(const event::JobScanned& scanned) {
       static_cast<int64_t>(scanned.stored->checkpoints.size() + node_.mirror.manifests.size());
   node_.merges_until = std::max(node_.merges_until, node_.applies) + 4 * most + 8;
   for (const StoredCheckpoint& stored : scanned.stored->checkpoints) {
+    if (!stored.damage.empty()) {
+      node_.known_stored.erase(stored.key);
+      node_.unconfirmed.erase(stored.key);
+      continue;
+    }
     // The engine reports those that memory has whole by a fact of their own, if they are the same.
     const bool whole =
         static_cast<int32_t>(node_.mirror.CommittedWriters(stored.key)) == stored.world_size;
@@ -392,6 +397,7 @@ Status Executor::Delete(const action::DeleteFiles& deletion) {
   Status deleted = world::Executor::Delete(deletion);
   if (!deleted.ok()) return deleted;
   CheckOtherNodesOrigin(node_, deletion);
+  CheckSomethingStays(node_, deletion);
   node_.check_persisted = true;
   return deleted;
 }

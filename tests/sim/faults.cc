@@ -92,6 +92,19 @@ void StorageChanges(World* world) {
   if (storage.slow) world->report.Count("storage slow");
 }
 
+// A user deletes a checkpoint below the root, or stops the `rm` half way.
+void FilesAreTaken(World* world) {
+  const std::vector<CheckpointKey> all = world->storage.AllPublished();
+  if (all.empty()) return;
+  const CheckpointKey& key = world->rng.Pick(all);
+  const bool whole = world->rng.Permille(500);
+  world->storage.TakeByHand(key, whole);
+  world->report.Count(whole ? "files deleted by hand" : "files damaged by hand");
+  world->report.Note([&] {
+    return absl::StrCat(whole ? "all" : "some", " files of ", key.DebugString(), " are deleted");
+  });
+}
+
 void JournalFillsOrEmpties(World* world) {
   Node& node = world->SomeNode();
   node.journal_full = !node.journal_full && world->rng.Permille(700);
@@ -127,12 +140,19 @@ struct Fault {
 };
 
 constexpr Fault kFaults[] = {
-    {14, CrashesAreLeft, DaemonDies}, {26, SomebodyLives, ProcessDies},
-    {34, Always, JobRestarts},        {50, Always, GhostsGo},
-    {56, Always, BitFlips},           {57, Always, BitFlipsInAManifest},
-    {70, Always, StorageChanges},     {74, Always, JournalFillsOrEmpties},
-    {82, Always, TimePasses},         {90, Always, JournalIsCompacted},
-    {94, Always, SnapshotIsCompared}, {100, SomebodyLives, SomeoneSaysGoodbye},
+    {14, CrashesAreLeft, DaemonDies},
+    {26, SomebodyLives, ProcessDies},
+    {34, Always, JobRestarts},
+    {50, Always, GhostsGo},
+    {56, Always, BitFlips},
+    {57, Always, BitFlipsInAManifest},
+    {59, Always, FilesAreTaken},
+    {70, Always, StorageChanges},
+    {74, Always, JournalFillsOrEmpties},
+    {82, Always, TimePasses},
+    {90, Always, JournalIsCompacted},
+    {94, Always, SnapshotIsCompared},
+    {100, SomebodyLives, SomeoneSaysGoodbye},
 };
 
 constexpr Fault kSmallFaults[] = {

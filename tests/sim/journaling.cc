@@ -189,6 +189,7 @@ void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Out
       (MayBeMerging() || Is<event::LineNumbersRead>(*event) || Is<event::Tick>(*event))) {
     NoteLatestInTurn(facts);
   }
+  const bool moves = std::any_of(facts.begin(), facts.end(), MovesLatest);
   bool drops = false;
   for (const Fact& fact : facts) {
     world.report.Note([&] { return absl::StrCat("    fact ", Describe(fact)); });
@@ -202,7 +203,9 @@ void Node::Journal(const std::vector<Fact>& facts, const Event* event, const Out
       drops = true;
     } else {
       mirror.Take(fact);
-      if (MovesLatest(fact)) NoteLatest(*this, &last);
+      // Callers that had waited for a commit go on before one that removes it.
+      const bool commits = std::holds_alternative<fact::PartCommitted>(fact);
+      if (MovesLatest(fact) || (commits && moves)) NoteLatest(*this, &last);
     }
   }
   if (!drops) return;

@@ -34,6 +34,14 @@ void StorageWorks(World* world) { FaultsOf(world).fails = false; }
 void StorageFills(World* world) { FaultsOf(world).full = true; }
 void StorageHasSpace(World* world) { FaultsOf(world).full = false; }
 
+// A user deletes files of the newest checkpoint there, or of another one.
+void FilesAreTaken(World* world) {
+  const std::vector<CheckpointKey> all = world->storage.AllPublished();
+  if (all.empty()) return;
+  const CheckpointKey& key = world->rng.Permille(500) ? all.back() : world->rng.Pick(all);
+  world->storage.TakeByHand(key, /*all=*/world->rng.Permille(500));
+}
+
 // Another storage stands at the root, or none that can be read.
 void StorageIsReplaced(World* world) {
   FaultsOf(world).gone = true;
@@ -305,6 +313,7 @@ constexpr Fault kFaults[] = {
     {"storage-failing", StorageFails, StorageWorks},
     {"storage-full", StorageFills, StorageHasSpace},
     {"storage-replaced", StorageIsReplaced, StorageReturns},
+    {"files-deleted-by-hand", FilesAreTaken, Nothing},
     {"daemon-killed", DaemonIsKilled, Nothing},
     {"clock-stepped", ClockIsStepped, Nothing},
     {"life-that-completes", LifeThatCompletes, Nothing},

@@ -1,6 +1,7 @@
 // Files that go by policy, compared with rules 17 and 21 of docs/line.md.
 #include <algorithm>
 #include <set>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/checks.h"
@@ -134,6 +135,17 @@ void CheckOtherNodesOrigin(const Node& node, const action::DeleteFiles& deletion
   node.world.report.Fail(absl::StrCat("retention: the files of ", key.DebugString(),
                                       " are deleted, and attempt ", life->attempt,
                                       " of another node goes on from it"));
+}
+
+void CheckSomethingStays(const Node& node, const action::DeleteFiles& deletion) {
+  if (deletion.tombstone) return;
+  const std::vector<CheckpointKey> published = node.world.storage.AllPublished();
+  const bool any = std::any_of(published.begin(), published.end(), [&](const CheckpointKey& key) {
+    return key.job == deletion.checkpoint.job;
+  });
+  if (any) return;
+  node.world.report.Fail(absl::StrCat("retention: the files of ", deletion.checkpoint.DebugString(),
+                                      " were deleted by policy, and the job has no others"));
 }
 
 void CheckDeletionByPolicy(const Node& node, const CheckpointKey& key) {

@@ -33,18 +33,29 @@ class Storage : public world::Storage {
 
   // A node has begun to delete it: from now on it may be there or not.
   void BeginDelete(const CheckpointKey& key) { deleting_.insert(key); }
+  // A user deletes its files, or only some of them. A node may count on them until it looks.
+  void TakeByHand(const CheckpointKey& key, bool all) {
+    taken_.insert(key);
+    if (all) {
+      Drop(key);
+    } else {
+      Damage({key, 0});
+    }
+  }
+  bool TakenByHand(const CheckpointKey& key) const { return taken_.contains(key); }
   // After a write that succeeded.
   void NotePublished(const CheckpointKey& key) {
     if (!Published(key)) return;  // the lie
     deleting_.erase(key);
+    taken_.erase(key);
     were_there_.insert(key);
     int64_t& newest = newest_[{key.job, key.step, key.attempt}];
     newest = std::max<int64_t>(newest, key.revision);
   }
-  // It is there, or it may rightly be missing: a node was asked to delete it; or it was there, and a tombstone or a
+  // It is there, or it may rightly be missing: a node or a user deleted it; or it was there, and a tombstone or a
   // newer revision took it away.
   bool AccountsFor(const CheckpointKey& key) const {
-    if (Published(key) || deleting_.contains(key)) return true;
+    if (Published(key) || deleting_.contains(key) || TakenByHand(key)) return true;
     if (!were_there_.contains(key)) return false;
     if (Removed(key)) return true;
     const auto newest = newest_.find({key.job, key.step, key.attempt});
@@ -54,7 +65,7 @@ class Storage : public world::Storage {
  private:
   const Clock& clock_;
   int mounts_ = 0;
-  std::set<CheckpointKey> deleting_, were_there_;
+  std::set<CheckpointKey> deleting_, taken_, were_there_;
   // The newest revision that was ever there.
   std::map<std::tuple<std::string, Step, Attempt>, int64_t> newest_;
 };

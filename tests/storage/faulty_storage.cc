@@ -52,10 +52,9 @@ class FaultyStorage final : public Storage {
     return faults_->Run<Status>(StorageCall::kSweep, [&] { return inner_->Sweep(job, rules); });
   }
   Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
-                Attempt newest_known) override {
-    return faults_->Run<Status>(StorageCall::kDelete, [&] {
-      return inner_->Delete(checkpoint, owner, kind, newest_known);
-    });
+                const Chosen& chosen) override {
+    return faults_->Run<Status>(StorageCall::kDelete,
+                                [&] { return inner_->Delete(checkpoint, owner, kind, chosen); });
   }
   StatusOr<StoredJob> Read(const std::string& job) override {
     return faults_->Run<StatusOr<StoredJob>>(StorageCall::kRead, [&] { return inner_->Read(job); });

@@ -157,7 +157,7 @@ class MemoryStorage final : public Storage {
   Status Sweep(const std::string& job, const SweepRules& rules) override;
   using Storage::Delete;
   Status Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
-                Attempt newest_known) override;
+                const Chosen& chosen) override;
   StatusOr<StoredJob> Read(const std::string& job) override;
   StatusOr<LineNumbers> ReadLineNumbers(const std::string& job) override;
   StatusOr<std::vector<std::string>> Jobs() override;
@@ -401,7 +401,7 @@ Status MemoryStorage::Sweep(const std::string& job, const SweepRules& rules) {
 }
 
 Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, DeleteKind kind,
-                             Attempt newest_known) {
+                             const Chosen& chosen) {
   CAIRN_RETURN_IF_ERROR(ValidateJob(checkpoint.job));
   MutexLock lock(&store_->mu_);
   CAIRN_RETURN_IF_ERROR(CheckThere());
@@ -410,12 +410,20 @@ Status MemoryStorage::Delete(const CheckpointKey& checkpoint, Owner owner, Delet
   const auto at = store_->jobs_.find(checkpoint.job);
   if (at == store_->jobs_.end()) return absl::OkStatus();
   Job& job = at->second;
+  if (!for_good && chosen.stays.has_value()) {
+    const auto at_step = job.published.find(chosen.stays->step);
+    const bool in_place = at_step != job.published.end() && at_step->second.key == *chosen.stays;
+    if (!in_place && !job.abandoned.contains(*chosen.stays)) {
+      return absl::FailedPreconditionError("the one that stays is not published");
+    }
+  }
   if (!for_good) {
     Attempt published = 0;
     for (const auto& [id, record] : job.records) {
       if (id.second == LineRecordKind::kOrigin) published = std::max(published, id.first);
     }
-    if (published > newest_known) return absl::FailedPreconditionError("another life may need it");
+    if (published > chosen.newest_known)
+      return absl::FailedPreconditionError("another life may need it");
     for (const auto& [id, record] : job.records) {
       if (id.second == LineRecordKind::kOrigin || id.first <= published) continue;
       for (const LineageEntry& entry : record.lineage.entries) {

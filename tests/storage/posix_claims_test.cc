@@ -524,6 +524,28 @@ TEST_F(PosixWriters, WhatIsReadHasItsFiles) {
               testing::HasSubstr("of 2 writers 1 have a manifest there"));
 }
 
+// Whether it was looked at before, which is remembered, or not.
+TEST_F(PosixWriters, NothingIsDeletedInFavourOfAStepThatLostFiles) {
+  UseRootInMemory();
+  const Chosen chosen{.stays = Key(6, 100)};
+  for (const bool looked_at : {false, true}) {
+    for (const char* lost : {"6/big/0", "6/.cairn/0.manifest"}) {
+      fs::remove_all(Path(""));
+      WriteAndPublish(MakePart(Key(4, 100)));
+      WriteAndPublish(MakePart(Key(5, 100)));
+      WriteAndPublish(MakePart(Key(6, 100)));
+      if (looked_at) {
+        ASSERT_TRUE(storage_->Delete(Key(4, 100), Me(), DeleteKind::kFiles, chosen).ok());
+      }
+      fs::remove(Path(lost));
+      const Status refused = storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, chosen);
+      EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << lost;
+      EXPECT_THAT(refused.message(), testing::HasSubstr("is not whole: ")) << lost;
+      EXPECT_TRUE(fs::exists(Path("5/big/0"))) << lost;
+    }
+  }
+}
+
 // --- file systems that cannot exchange
 
 TEST_F(PosixClaims, WithoutAnExchangeTheOldOneGoesAsideFirst) {

@@ -141,10 +141,25 @@ TEST_P(StorageContract, WhatWasChosenWithoutKnowingANewerLifeIsNotDeletedByPolic
   storage::WriteAndPublish(*storage_, part);
   const LineRecord origin{"job", 901, LineRecordKind::kOrigin, LineageFrom(5, 100, {})};
   ASSERT_TRUE(storage_->WriteLineRecord(origin, Me()).ok());
-  EXPECT_EQ(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, 900).code(),
+  EXPECT_EQ(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, {900}).code(),
             absl::StatusCode::kFailedPrecondition);
   ExpectStored(part);
-  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, 901).ok());
+  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, {901}).ok());
+}
+
+TEST_P(StorageContract, WhatIsDeletedByPolicyGoesOnlyIfTheNewestStays) {  // promise 1
+  const Part part = MakePart(Key(5, 100)), newest = MakePart(Key(6, 100));
+  storage::WriteAndPublish(*storage_, part);
+  const Chosen chosen{.stays = Key(6, 100)};
+  EXPECT_EQ(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, chosen).code(),
+            absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(storage::Write(*storage_, newest).ok());
+  EXPECT_EQ(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, chosen).code(),
+            absl::StatusCode::kFailedPrecondition)
+      << "it is not published";
+  ExpectStored(part);
+  storage::WriteAndPublish(*storage_, newest);
+  EXPECT_TRUE(storage_->Delete(Key(5, 100), Me(), DeleteKind::kFiles, chosen).ok());
 }
 
 TEST_P(StorageContract, OnlyTheExpectedIdentityIsServed) {

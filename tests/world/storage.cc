@@ -54,11 +54,18 @@ StatusOr<bool> Storage::Write(const CheckpointKey& key, int32_t world_size,
   for (StoredPart& part : parts) {
     const Writer writer = part.manifest.writer;
     stored.parts[writer] = std::move(part);
+    stored.damaged.erase(writer);
   }
   if (!stored.published && static_cast<int32_t>(stored.parts.size()) == stored.world_size) {
     Publish(&job, key, &stored);
   }
-  return stored.published;
+  return stored.Whole();
+}
+
+void Storage::Damage(const PartKey& part) {
+  Job& job = jobs_[part.checkpoint.job];
+  const auto at = job.checkpoints.find(part.checkpoint);
+  if (at != job.checkpoints.end()) at->second.damaged.insert(part.writer);
 }
 
 // One revision stays of each step and attempt.
@@ -95,11 +102,19 @@ Status Storage::CheckNotNeeded(const Job& job, const action::DeleteFiles& deleti
   return absl::FailedPreconditionError("a decision needs it");
 }
 
+Status Storage::CheckStays(const Job& job, const action::DeleteFiles& deletion) {
+  if (!deletion.stays.has_value()) return absl::OkStatus();
+  const auto at = job.checkpoints.find(*deletion.stays);
+  if (at != job.checkpoints.end() && at->second.Whole()) return absl::OkStatus();
+  return absl::FailedPreconditionError("the checkpoint that stays is not whole");
+}
+
 Status Storage::Delete(const action::DeleteFiles& deletion) {
   CAIRN_RETURN_IF_ERROR(Here());
   const CheckpointKey& key = deletion.checkpoint;
   Job& job = jobs_[key.job];
   if (!deletion.tombstone) {
+    CAIRN_RETURN_IF_ERROR(CheckStays(job, deletion));
     CAIRN_RETURN_IF_ERROR(CheckNotNeeded(job, deletion));
     job.checkpoints.erase(key);
     return absl::OkStatus();
@@ -123,7 +138,9 @@ StoredCheckpoint Storage::Show(const CheckpointKey& key, const Stored& stored, b
   shown.location = LocationOf(key);
   shown.world_size = stored.world_size;
   shown.published = stored.published;
+  if (!stored.damaged.empty()) shown.damage = "a file is gone";
   for (const auto& [writer, part] : stored.parts) {
+    if (stored.damaged.contains(writer)) continue;
     shown.parts.push_back(part);
     if (!whole) Summarize(&shown.parts.back());
   }
@@ -152,7 +169,9 @@ StatusOr<StoredCheckpoint> Storage::Read(const CheckpointKey& key) const {
   const auto job = jobs_.find(key.job);
   if (job == jobs_.end()) return absl::NotFoundError("job: has no directory");
   const auto at = job->second.checkpoints.find(key);
-  if (at == job->second.checkpoints.end()) return absl::NotFoundError("step: has no directory");
+  if (at == job->second.checkpoints.end() || !at->second.damaged.empty()) {
+    return absl::NotFoundError("step: has no directory, or not all files");
+  }
   return Show(key, at->second, /*whole=*/true);
 }
 
@@ -167,7 +186,7 @@ bool Storage::HasPart(const PartKey& part, const std::string& digest) const {
   const auto job = jobs_.find(part.checkpoint.job);
   if (job == jobs_.end()) return false;
   const auto at = job->second.checkpoints.find(part.checkpoint);
-  if (at == job->second.checkpoints.end()) return false;
+  if (at == job->second.checkpoints.end() || at->second.damaged.contains(part.writer)) return false;
   const auto stored = at->second.parts.find(part.writer);
   return stored != at->second.parts.end() && stored->second.digest == digest;
 }
@@ -176,7 +195,17 @@ bool Storage::Published(const CheckpointKey& key) const {
   const auto job = jobs_.find(key.job);
   if (job == jobs_.end()) return false;
   const auto at = job->second.checkpoints.find(key);
-  return at != job->second.checkpoints.end() && at->second.published;
+  return at != job->second.checkpoints.end() && at->second.Whole();
+}
+
+std::vector<CheckpointKey> Storage::AllPublished() const {
+  std::vector<CheckpointKey> all;
+  for (const auto& [name, job] : jobs_) {
+    for (const auto& [key, stored] : job.checkpoints) {
+      if (stored.Whole()) all.push_back(key);
+    }
+  }
+  return all;
 }
 
 bool Storage::Removed(const CheckpointKey& key) const {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,18 +28,22 @@ class Storage {
   StatusOr<bool> Write(const action::Persist& persist, int64_t unix_ms);
   StatusOr<bool> Write(const CheckpointKey& key, int32_t world_size, std::vector<StoredPart> parts);
   StatusOr<LineRecord> Write(const LineRecord& record, int64_t unix_ms);
-  // FAILED_PRECONDITION where the real one says so: a decision or a life that the node does not know needs it.
+  // FAILED_PRECONDITION where the real one says so: a decision or a life that the node does not know needs it, or the
+  // checkpoint that stays is not whole.
   Status Delete(const action::DeleteFiles& deletion);
   StatusOr<StoredJob> Scan(const std::string& job, int64_t unix_ms) const;
   StatusOr<StoredCheckpoint> Read(const CheckpointKey& key) const;
   StatusOr<LineNumbers> Numbers(const std::string& job) const;
-  // The job's directory is deleted by its user.
+  // A user deletes files below the root: of a job, of a checkpoint, or some of one part's.
   void Drop(const std::string& job) { jobs_.erase(job); }
+  void Drop(const CheckpointKey& key) { jobs_[key.job].checkpoints.erase(key); }
+  void Damage(const PartKey& part);
 
   // The checkpoint's directory in the storage that is mounted now.
   Location LocationOf(const CheckpointKey& key) const;
 
-  // What really lies there, whether it is away or not.
+  // The files that really lie there, whether the storage is away or not. A published checkpoint is whole.
+  std::vector<CheckpointKey> AllPublished() const;
   bool HasPart(const PartKey& part, const std::string& digest) const;
   bool Published(const CheckpointKey& key) const;
   // A tombstone forbids it.
@@ -61,6 +66,9 @@ class Storage {
     std::map<Writer, StoredPart> parts;
     int32_t world_size = 0;
     bool published = false;
+    std::set<Writer> damaged;  // parts that have lost files
+
+    bool Whole() const { return published && damaged.empty(); }
   };
   struct Job {
     std::map<CheckpointKey, Stored> checkpoints;
@@ -73,6 +81,7 @@ class Storage {
   Status CheckTakes(const CheckpointKey& key) const;
   static LineNumbers NumbersIn(const Job& job);
   static Status CheckNotNeeded(const Job& job, const action::DeleteFiles& deletion);
+  static Status CheckStays(const Job& job, const action::DeleteFiles& deletion);
   static LineRecord Keep(Job* job, const LineRecord& record, int64_t unix_ms);
   StoredCheckpoint Show(const CheckpointKey& key, const Stored& stored, bool whole) const;
   void Publish(Job* job, const CheckpointKey& key, Stored* stored);

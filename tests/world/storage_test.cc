@@ -82,6 +82,24 @@ TEST(WorldStorage, WhatADecisionNeedsIsKept) {
   EXPECT_TRUE(storage.Published(key));
 }
 
+TEST(WorldStorage, NothingIsDeletedInFavourOfWhatIsNotWhole) {
+  Storage storage;
+  const CheckpointKey key{kJob, 1, 1, 0}, newer{kJob, 2, 1, 0};
+  for (const CheckpointKey& each : {key, newer}) {
+    ASSERT_TRUE(storage.Write(each, 1, PartOf(each)).ok());
+  }
+  storage.Damage({newer, 0});
+  EXPECT_FALSE(storage.Published(newer));
+  EXPECT_FALSE(storage.Scan(kJob, kNow)->checkpoints.at(1).Complete());
+  action::DeleteFiles deletion;
+  deletion.checkpoint = key;
+  deletion.newest_known = 1;
+  deletion.stays = newer;
+  EXPECT_TRUE(absl::IsFailedPrecondition(storage.Delete(deletion)));
+  ASSERT_TRUE(*storage.Write(newer, 1, PartOf(newer)));
+  EXPECT_TRUE(storage.Delete(deletion).ok());
+}
+
 TEST(WorldStorage, TheFirstOriginOfAnAttemptStands) {
   Storage storage;
   const LineRecord origin{kJob, 1, LineRecordKind::kOrigin, {}};
