@@ -355,7 +355,16 @@ std::optional<StatusOr<Body>> Finding::Evaluate(const event::Wait& wait) const {
     return StatusOr<Body>(
         NeverPersisted(*checkpoint, files.skipped || standing_.Newest(job) != checkpoint));
   }
+  if (GoesByOthers(wait.level, *checkpoint) && !cluster_->verdicts().Fresh(job)) {
+    return std::nullopt;
+  }
   return StatusOr<Body>(Body(describing_.InfoOf(*checkpoint)));
+}
+
+bool Finding::GoesByOthers(Level level, const Checkpoint& checkpoint) {
+  if (level == Level::kReplicated) return true;
+  return !checkpoint.files->persisted &&
+         (level == Level::kPersisted || !checkpoint.content->complete);
 }
 
 // A rollback leaves whoever waits for a greater step behind: another head wakes it, too.
@@ -435,7 +444,10 @@ void Finding::TimeUp(const Parked& parked) {
       wait.ref.step == kNoStep ? std::string() : absl::StrCat(" step ", wait.ref.step);
   const Job* job = jobs_.Find(parked.job);
   const bool storage = wait.level == Level::kPersisted && job != nullptr;
-  const std::string why = storage ? job->files->problem : std::string();
+  std::string why = storage ? job->files->problem : std::string();
+  if (why.empty() && job != nullptr && !cluster_->verdicts().Fresh(*job)) {
+    why = std::string(cluster_->verdicts().Missing(*job).message());
+  }
   callers_.Answer(parked.request,
                   absl::DeadlineExceededError(absl::StrCat(
                       "wait: job ", parked.job, step, " did not reach ", LevelName(wait.level),

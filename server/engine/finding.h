@@ -42,8 +42,10 @@ class Finding : public Waitlist {
   void CheckWaits(const Job& job);
   // Of one of which nothing can be had: `why` (NOT_FOUND), or a reason not to say so.
   Status WhyNothing(const Job& job, const Status& why) const;
-  // OK with a body: reached. An error: never. nullopt: not yet.
   bool PassedOver(const Checkpoint& checkpoint) const;
+  // Whether it has reached the level because of copies or files that only the members know of.
+  static bool GoesByOthers(Level level, const Checkpoint& checkpoint);
+  // OK with a body: reached. An error: never. nullopt: not yet.
   std::optional<StatusOr<Body>> Evaluate(const event::Wait& wait) const;
   // The checkpoint waited for, nullptr: not there yet, or never to be there (`never` says why).
   const Checkpoint* Meant(const event::Wait& wait, const Job& job, Status* never) const;

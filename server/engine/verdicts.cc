@@ -66,7 +66,7 @@ void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
     ++heard.saving_changes;
   }
   const bool moved = heard.protect != protected_before || heard.target != target_before;
-  if (moved) standing_.CheckWaits(*job);
+  if (moved || !job->waits->requests.empty()) standing_.CheckWaits(*job);
   if (job->attempts->newest() > newest) newer_attempt_(job);
   const bool storage_known = !options_.storage || job->scan->Known();
   if (heard.final && storage_known && !Attempts::OriginsKnown(*job)) {
@@ -171,12 +171,15 @@ void Verdicts::Set(Checkpoint* checkpoint, const Elsewhere& elsewhere) {
 
 // --- who waits for it
 
-bool Verdicts::Known(const Job& job) const {
+bool Verdicts::Fresh(const Job& job) const {
+  if (members_.Alone()) return true;
   const JobVerdictHeard& verdict = *job.verdict;
-  return verdict.heard && verdict.final && out_.now() - verdict.at <= kFresh &&
+  return verdict.heard && out_.now() - verdict.at <= kFresh &&
          verdict.home ==
              members_.HomeOf(job.name);  // another one knows of no interest in its answers
 }
+
+bool Verdicts::Known(const Job& job) const { return job.verdict->final && Fresh(job); }
 
 bool Verdicts::LivesHere(const Job& job) const {
   if (!members_.Counts()) return false;
@@ -264,7 +267,9 @@ void Verdicts::ResumeAnswerable() {
 }
 
 void Verdicts::Follow(const std::string& job) {
-  if (!members_.Alone() && followed_.insert(job).second) AskHome(job);
+  if (members_.Alone()) return;
+  const bool fresh = Fresh(*jobs_.Find(job));
+  if (followed_.insert(job).second || !fresh) AskHome(job);
 }
 
 void Verdicts::Run(bool again) {

@@ -64,7 +64,9 @@ class Verdicts : public Waitlist, public RingWatcher {
   // As Await, until the home has said something else, for kBeginPatience in all: of what has only just happened on
   // another node.
   bool AwaitNews(const Caller& caller, const Job& job, MonotonicNanos deadline, const Event& event);
-  // All members have answered for the job lately.
+  // The home has said within kFresh how things stand; alone: always.
+  bool Fresh(const Job& job) const;
+  // And all members have answered for the job.
   bool Known(const Job& job) const;
   // This node alone can say what is latest: the newest life that it knows of, and all of its newest
   // checkpoint, are here.

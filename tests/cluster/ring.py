@@ -118,6 +118,9 @@ class Member(Node):
         assert result.returncode == code, f"cairn {words}: {result.returncode}: {result.stderr}"
         return result.stdout if code == 0 else result.stderr
 
+    def exit_code(self, words: str) -> int:
+        return self._run_cairn(words, PATIENCE_S).returncode
+
     def _run_cairn(self, words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [binary("cairn"), f"--socket={self.socket}", *shlex.split(words)],

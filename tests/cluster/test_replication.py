@@ -47,6 +47,21 @@ def test_a_node_that_holds_nothing_loads_from_those_that_do() -> None:
         assert "large" in listed and "small" in listed
 
 
+@pytest.mark.full
+def test_an_old_verdict_is_no_answer_to_a_wait() -> None:
+    """Promise 1: a node that is cut off cannot know how many copies are left."""
+    words = f"wait {JOB}/1 --level replicated --timeout"
+    with ring(3) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[2].cairn(f"{words} 20")
+        for other in (0, 1):
+            r.cut(2, other)
+        until("node 2 does not say so any more", lambda: r[2].exit_code(f"{words} 1") == 7)
+        r.heal()
+        r[2].cairn(f"{words} 20")
+
+
 def without_room(r: Ring) -> None:
     """Node 2 is full of a step of its own, the newest one of its job, which never gives way."""
     own = r[2].writer("own", attempt_number())

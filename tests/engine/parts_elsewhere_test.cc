@@ -383,6 +383,32 @@ TEST_F(PartsElsewhere, WhatIsSetAsideForThisNodesWritersIsNotEndedByAnothersPart
 
 // --- waiting
 
+// Promise 1: copies may have been lost since the home answered last.
+TEST_F(PartsElsewhere, AWaitForCopiesIsNotAnsweredByAnOldVerdict) {
+  const SessionId reader = Hello({.writer = -1, .world_size = 0});
+  verdict.owned = true;
+  verdict.owner_uid = verdict.owner_gid = 1000;
+  Complete(1, /*replicas=*/1);
+  verdict.checkpoints.at({1, 1, 0}).stored = true;
+  Hear();
+  for (const Level level : {Level::kReplicated, Level::kPersisted, Level::kCached}) {
+    Hear();
+    EXPECT_TRUE(Answered(Wait(reader, 1, level)));
+    Advance(10 * kNanosPerSecond);
+    tells.clear();
+    const RequestId wait = Wait(reader, 1, level);
+    EXPECT_FALSE(Answered(wait)) << LevelName(level);
+    EXPECT_NE(LastSaid<peer::VerdictWanted>(other.rank), nullptr) << "the home is asked again";
+    Hear();
+    EXPECT_TRUE(AnswerTo(wait).ok()) << LevelName(level);
+  }
+  Advance(10 * kNanosPerSecond);
+  const RequestId wait = Wait(reader, 1, Level::kReplicated);
+  Complete(1, /*replicas=*/0);
+  Hear();
+  EXPECT_FALSE(Answered(wait)) << "a copy was lost";
+}
+
 TEST_F(PartsElsewhere, WhoWaitsWhereNothingOfTheJobIsHearsOfIt) {
   const SessionId reader = Hello({.writer = -1, .world_size = 0});
   verdict.owned = true;
