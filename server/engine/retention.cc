@@ -48,8 +48,8 @@ void Retention::SendDelete(const Job& job, const CheckpointKey& key, bool tombst
   remove.this_attempt = tombstone && (removed == job.tombstones->removed.steps.end() ||
                                       !removed->second.Covers({1, key.attempt}));
   remove.newest_known = job.attempts->newest_recorded();
-  const Checkpoint* newest = tombstone ? nullptr : standing_.Newest(job);
-  if (newest != nullptr) remove.stays = newest->key;
+  const Checkpoint* stays = tombstone ? nullptr : standing_.NewestPersisted(job);
+  if (stays != nullptr) remove.stays = stays->key;
   ++deleting_[key.job][{key.step, key.attempt, key.revision}];
   out_.Do(std::move(remove));
 }

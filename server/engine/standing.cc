@@ -1,6 +1,7 @@
 // One file: what is derived settles in one place, and each part of it looks at the others.
 #include "server/engine/standing.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -342,6 +343,14 @@ Checkpoint* Standing::Newest(const Job& job) const {
   Settle();
   const std::optional<CheckpointId> id = job.standing->line.Newest();
   return id.has_value() ? CheckpointOf(job, *id) : nullptr;
+}
+
+Checkpoint* Standing::NewestPersisted(const Job& job) const {
+  const std::set<CheckpointId>& persisted = job.files->persisted;
+  const auto at = std::find_if(persisted.rbegin(), persisted.rend(), [&](const CheckpointId& id) {
+    return OnLine(*CheckpointOf(job, id));
+  });
+  return at == persisted.rend() ? nullptr : CheckpointOf(job, *at);
 }
 
 Checkpoint* Standing::At(const Job& job, Step step) const {

@@ -41,6 +41,7 @@ class Standing {
   // --- the line
   LineHead Head(const Job& job) const;
   Checkpoint* Newest(const Job& job) const;
+  Checkpoint* NewestPersisted(const Job& job) const;
   Checkpoint* At(const Job& job, Step step) const;
   Checkpoint* AtBelow(const Job& job, Step step, Attempt below) const;  // as Line::AtBelow
   Checkpoint* Next(const Job& job, Step after) const;

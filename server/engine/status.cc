@@ -60,11 +60,9 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   shown.attempt = job.attempts->newest();
   shown.persist_problem = job.files->problem;  // of storage, else that of a step
   if (const Checkpoint* newest = standing.Newest(job)) shown.latest = newest->key.step;
-  const std::set<CheckpointId>& persisted = job.files->persisted;
-  const auto newest_file =
-      std::find_if(persisted.rbegin(), persisted.rend(),
-                   [&](const CheckpointId& id) { return standing.OnLine(*CheckpointOf(job, id)); });
-  if (newest_file != persisted.rend()) shown.latest_persisted = newest_file->step;
+  if (const Checkpoint* newest = standing.NewestPersisted(job)) {
+    shown.latest_persisted = newest->key.step;
+  }
   const std::set<CheckpointId>& troubled = job.standing->troubled;
   if (shown.persist_problem.empty() && !troubled.empty()) {
     shown.persist_problem = PersistProblem(*CheckpointOf(job, *troubled.begin()));

@@ -6,7 +6,8 @@
 
 namespace cairn::storage {
 
-// As Storage::Delete, whose caller has looked at `chosen.stays`. The calling thread acts as the owner and holds the job's publish lock.
+// As Storage::Delete, but that `chosen.stays` was looked at before. The calling thread acts as the owner and holds the
+// job's publish lock.
 Status DeleteBelow(PosixRoot* root, const JobDirectories& at, const CheckpointKey& checkpoint,
                    DeleteKind kind, const Chosen& chosen);
 

@@ -47,11 +47,11 @@ class PosixLooks {
   };
   using OfJob = std::map<CheckpointKey, Whole>;
 
-  // nullopt: one of them is gone.
+  // False: it is gone.
   static bool Look(int directory, const std::string& name, Seen* seen);
   static bool IsAsItWas(int directory, const Whole& whole);
-  // Takes the parts that have lost files from the checkpoint, whose directory is open and stands at `place`; the
-  // result is null if any has, or cannot be looked at.
+  // Takes the parts that have lost files from the checkpoint, whose directory is open and stands at `place` (`shown` in
+  // messages). nullopt: there was one, or a file cannot be looked at.
   static std::optional<Whole> LookAt(int directory, const std::string& place,
                                      const std::string& shown, StoredCheckpoint* checkpoint,
                                      std::vector<std::string>* problems,

@@ -170,7 +170,6 @@ class PosixStorage final : public Storage {
     if (absl::IsNotFound(at.status())) return absl::OkStatus();
     CAIRN_RETURN_IF_ERROR(at.status());
     CAIRN_ASSIGN_OR_RETURN(const AsOwner as, AsOwner::Become(owner));
-    const PublishLock lock(&publishing_, checkpoint.job);
     if (kind == DeleteKind::kFiles && chosen.stays.has_value()) {
       const Status whole =
           looks_.Check(at->root.get(), root_.options().root, *chosen.stays, root_.options().limits);
@@ -180,6 +179,7 @@ class PosixStorage final : public Storage {
                          chosen.stays->DebugString(), " is not whole: ", whole.message()));
       }
     }
+    const PublishLock lock(&publishing_, checkpoint.job);
     CAIRN_RETURN_IF_ERROR(DeleteBelow(&root_, *at, checkpoint, kind, chosen));
     looks_.Forget(checkpoint);
     return absl::OkStatus();

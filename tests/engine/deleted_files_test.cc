@@ -155,6 +155,21 @@ TEST_F(DeletedFiles, APolicyDeletesNothingWhileTheNewestHasLostFiles) {
   EXPECT_FALSE(stored.contains({"job", 1, 1, 0}));
 }
 
+// A job that saves faster than storage writes has almost always a newer step in memory.
+TEST_F(DeletedFiles, APolicyDeletesWhileTheNewestIsInMemoryAlone) {
+  session = HelloWith({.mode = PersistMode::kEvery, .keep_last = 1});
+  Save(session, 1);
+  hold_persists = true;
+  Save(session, 2);
+  Save(session, 3);
+  FinishPersist();
+  CarryPending();
+  EXPECT_TRUE(stored.contains({"job", 2, 1, 0}));
+  EXPECT_FALSE(stored.contains({"job", 3, 1, 0}));
+  EXPECT_FALSE(stored.contains({"job", 1, 1, 0}));
+  EXPECT_THAT(logs, testing::Not(testing::Contains(testing::HasSubstr("deleting the files"))));
+}
+
 TEST_F(DeletedFiles, TheNewestIsWrittenFirst) {
   persist_status = absl::UnavailableError("full");
   for (Step step = 1; step <= 3; ++step) Save(session, step);

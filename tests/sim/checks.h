@@ -38,12 +38,12 @@ void CheckGrant(Node* node, const Process& process, const reply::Create& create)
 void CheckLatest(Node* node, const std::string& job, const StatusOr<reply::Body>& body);
 void CheckInfo(const Node& node, const CheckpointInfo& info);
 
-// Files that go by policy are those that the rules of docs/line.md give up (rule 21), by the history
-// that the node knows and by storage's own clock.
 // What the newest life, which another node has begun and which has published nothing yet, goes on from.
 void CheckOtherNodesOrigin(const Node& node, const action::DeleteFiles& deletion);
 // After the deletion: it did not take the last whole checkpoint that the job had in storage.
 void CheckSomethingStays(const Node& node, const action::DeleteFiles& deletion);
+// Files that go by policy are those that the rules of docs/line.md give up (rule 21), by the history
+// that the node knows and by storage's own clock.
 void CheckDeletionByPolicy(const Node& node, const CheckpointKey& key);
 
 // --- at the end, when storage could be read long enough

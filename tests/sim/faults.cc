@@ -7,6 +7,19 @@
 #include "tests/sim/world.h"
 
 namespace cairn::engine::sim {
+
+void FilesAreTaken(World* world) {
+  const std::vector<CheckpointKey> all = world->storage.AllPublished();
+  if (all.empty()) return;
+  const CheckpointKey& key = world->rng.Permille(500) ? all.back() : world->rng.Pick(all);
+  const bool whole = world->rng.Permille(500);
+  world->storage.TakeByHand(key, whole);
+  world->report.Count(whole ? "files deleted by hand" : "files damaged by hand");
+  world->report.Note([&] {
+    return absl::StrCat(whole ? "all" : "some", " files of ", key.DebugString(), " are deleted");
+  });
+}
+
 namespace {
 
 bool Always(const World&) { return true; }
@@ -90,19 +103,6 @@ void StorageChanges(World* world) {
   if (storage.fails) world->report.Count("storage fails");
   if (storage.away) world->report.Count("storage away");
   if (storage.slow) world->report.Count("storage slow");
-}
-
-// A user deletes a checkpoint below the root, or stops the `rm` half way.
-void FilesAreTaken(World* world) {
-  const std::vector<CheckpointKey> all = world->storage.AllPublished();
-  if (all.empty()) return;
-  const CheckpointKey& key = world->rng.Pick(all);
-  const bool whole = world->rng.Permille(500);
-  world->storage.TakeByHand(key, whole);
-  world->report.Count(whole ? "files deleted by hand" : "files damaged by hand");
-  world->report.Note([&] {
-    return absl::StrCat(whole ? "all" : "some", " files of ", key.DebugString(), " are deleted");
-  });
 }
 
 void JournalFillsOrEmpties(World* world) {

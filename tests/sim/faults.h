@@ -6,6 +6,8 @@ namespace cairn::engine::sim {
 struct World;
 
 void DoSomeFault(World* world);
+// A user deletes the files of a checkpoint in storage, often the last one's, or stops the `rm` half way.
+void FilesAreTaken(World* world);
 // One of the small ones that a life with a pair of faults has besides.
 void DoSomeSmallFault(World* world);
 

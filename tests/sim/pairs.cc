@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/sim/faults.h"
 #include "tests/sim/world.h"
 
 namespace cairn::engine::sim {
@@ -33,14 +34,6 @@ void StorageWorks(World* world) { FaultsOf(world).fails = false; }
 
 void StorageFills(World* world) { FaultsOf(world).full = true; }
 void StorageHasSpace(World* world) { FaultsOf(world).full = false; }
-
-// A user deletes files of the newest checkpoint there, or of another one.
-void FilesAreTaken(World* world) {
-  const std::vector<CheckpointKey> all = world->storage.AllPublished();
-  if (all.empty()) return;
-  const CheckpointKey& key = world->rng.Permille(500) ? all.back() : world->rng.Pick(all);
-  world->storage.TakeByHand(key, /*all=*/world->rng.Permille(500));
-}
 
 // Another storage stands at the root, or none that can be read.
 void StorageIsReplaced(World* world) {
