@@ -49,10 +49,9 @@ def command(name: str, lane: Lane, words: list[str], limit_s: float, **more: obj
     return Stage(name, lane, ordinary, stages.command_stage(name, words, limit_s), **more)
 
 
-# In the order in which each lane runs them. The simulator of rings, at the lowest priority, takes no time
-# from the tests in front; the fuzzers, whose proof grows with the time that they get, go last. The minutes
-# matter when ccache and clang-tidy know nothing of the tree: it would take longer than continuous integration
-# waits.
+# In the order in which each lane runs them. The fuzzers, whose proof grows with the time that they get, go
+# last. The minutes matter when ccache and clang-tidy know nothing of the tree: it would take longer than
+# continuous integration waits.
 STAGES = [
     command("build", Lane.FIRST, ["hack/build"], 3600),
     Stage("unit", Lane.FRONT, True, stages.unit_stage),
@@ -78,7 +77,7 @@ STAGES = [
     command("demo-cluster", Lane.BESIDE, DEMO_CLUSTER, 900, leaves=("demo-cluster",)),
     Stage("bench", Lane.BESIDE, False, stages.bench_stage),
     command("demo-weights", Lane.BESIDE, DEMO_WEIGHTS, 300, leaves=("demo-weights",)),
-    Stage("seeds", Lane.BEHIND, False, stages.seeds_stage, until_min=25),
+    Stage("seeds", Lane.SEEDS, False, stages.seeds_stage, until_min=55),
     Stage(
         "asan",
         Lane.BEHIND,

@@ -1,12 +1,13 @@
 """When which stage runs, on how few processors ever.
 
-A stage is a process of its own, so that its output and its processor time are its own. There are four lanes:
+A stage is a process of its own, so that its output and its processor time are its own. There are five lanes:
 
     first    what the others need; nothing runs beside it
     front    the tests, then mutants and fuzzers: one stage after another
     beside   what mostly waits for processes, machines or clocks of its own, beside the tests
     behind   what compiles first: one stage after another, the compilers at the lowest priority, in the time
              that the tests leave
+    seeds    the simulator of rings, at the lowest priority: its time is injected
 
 Tests run at ordinary priority in every lane, because a test that the system does not let run misses its
 deadlines.
@@ -41,6 +42,7 @@ class Lane(enum.Enum):
     FRONT = "front"
     BESIDE = "beside"
     BEHIND = "behind"
+    SEEDS = "seeds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Schedule:
                 if stage.lane == lane:
                     self._run_stage(stage)
 
-        lanes = [Lane.FRONT, Lane.BESIDE, Lane.BEHIND]
+        lanes = [lane for lane in Lane if lane != Lane.FIRST]
         threads = [threading.Thread(target=run_lane, args=[lane]) for lane in lanes]
         for thread in threads:
             thread.start()
