@@ -1,6 +1,7 @@
 // What a create may cost the journal, and what the journal is told of a part.
 #include "server/engine/journal_room.h"
 
+#include "absl/strings/str_cat.h"
 #include "tests/engine/engine_fixture.h"
 
 namespace cairn::engine {
@@ -55,7 +56,8 @@ TEST_F(JournalRoomTest, WhatIsSetAsideIsNoLessThanWhatIsSaid) {
     for (const int count : {0, 1, 50}) {
       std::vector<Spec> specs = Many(count);
       if (count > 1)
-        specs.push_back({std::string(180, 'n') + "/" + std::string(190, 'm'), 9 * kMiB});
+        specs.push_back(
+            {absl::StrCat(std::string(180, 'n'), "/", std::string(190, 'm')), 9 * kMiB});
       const PartKey part = PartOf(session, count);
       const uint64_t set_aside = JournalRoom::CostOf(CreateOf(session, part, specs), true);
       const size_t before = journal.size();
