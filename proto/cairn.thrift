@@ -469,7 +469,7 @@ service Cairn {
   void ping() throws (1: Error error),
 
   // An attempt greater than any this node or the job's storage knows, and than the clock in ms.
-  i64 chooseAttempt(1: i64 call) throws (1: Error error),
+  i64 chooseAttempt(1: i64 call, 2: i64 timeout_ms = 0) throws (1: Error error),
   // Where this session's attempt goes on from; NO_STEP: from nothing. Before its first create; `latest`
   // is that step at once. It waits for the processes that save in the newest attempt, as that create
   // would, `timeout_ms` at most (0: the longest), and is refused like it, unless `fence`.
@@ -479,7 +479,8 @@ service Cairn {
   // This complete checkpoint counts from now on, and what it came from: under a number of its own, which
   // `head` of the answer is. FAILED_PRECONDITION while writers of the newest attempt live, unless `fence`,
   // which refuses whatever else they save.
-  Latest useCheckpoint(1: i64 call, 2: CheckpointRef checkpoint, 3: bool fence) throws (1: Error error),
+  Latest useCheckpoint(1: i64 call, 2: CheckpointRef checkpoint, 3: bool fence, 4: i64 timeout_ms = 0)
+      throws (1: Error error),
 
   CreateReply create(1: i64 call, 2: CreateRequest request) throws (1: Error error),
   void seal(1: i64 call, 2: SealRequest request) throws (1: Error error),
@@ -506,12 +507,14 @@ service Cairn {
   binary readChunk(1: i64 lease, 2: i64 offset, 3: i32 length) throws (1: Error error),
   void writeChunk(1: i64 call, 2: i64 lease, 3: i64 offset, 4: binary data) throws (1: Error error),
 
-  Latest latest(1: string job) throws (1: Error error),
-  CheckpointInfo statCheckpoint(1: CheckpointRef checkpoint) throws (1: Error error),
-  ObjectInfo stat(1: CheckpointRef checkpoint, 2: string name) throws (1: Error error),
+  // The node waits for members and storage for `timeout_ms` (0: a minute); then the error names which do not answer. So
+  // does every call with this default.
+  Latest latest(1: string job, 2: i64 timeout_ms = 0) throws (1: Error error),
+  CheckpointInfo statCheckpoint(1: CheckpointRef checkpoint, 2: i64 timeout_ms = 0) throws (1: Error error),
+  ObjectInfo stat(1: CheckpointRef checkpoint, 2: string name, 3: i64 timeout_ms = 0) throws (1: Error error),
   // path "": jobs; "JOB": its checkpoints; "JOB/STEP" or "JOB/latest": the objects of the one that counts;
   // "JOB/STEP@ATTEMPT.REVISION": those of exactly that one. At most `limit` (1000) at a time.
-  ListReply ls(1: string path, 2: string cursor, 3: i32 limit) throws (1: Error error),
+  ListReply ls(1: string path, 2: string cursor, 3: i32 limit, 4: i64 timeout_ms = 0) throws (1: Error error),
 
   // Until the checkpoint has reached `level` (CACHED, REPLICATED, PERSISTED); fails at once when the
   // job's policy can never reach it. With step NO_STEP and after >= 0: the first complete step > after; or,
@@ -524,13 +527,13 @@ service Cairn {
   // another member has journaled it, as those of `remove`, `pin` and `setPolicy` do.
   void persist(1: i64 call, 2: CheckpointRef checkpoint) throws (1: Error error),
   // memory: drop it from memory only. Without `force` refuses the last copy (FAILED_PRECONDITION).
-  void remove(1: i64 call, 2: CheckpointRef checkpoint, 3: bool memory_only, 4: bool force)
-      throws (1: Error error),
+  void remove(1: i64 call, 2: CheckpointRef checkpoint, 3: bool memory_only, 4: bool force,
+              5: i64 timeout_ms = 0) throws (1: Error error),
   void pin(1: i64 call, 2: CheckpointRef checkpoint, 3: bool pinned) throws (1: Error error),
   void setPolicy(1: i64 call, 2: string job, 3: JobPolicy policy) throws (1: Error error),
 
   // What retention would delete, and when. Nothing is deleted for it.
-  PolicyPreview previewPolicy(1: PreviewRequest request) throws (1: Error error),
+  PolicyPreview previewPolicy(1: PreviewRequest request, 2: i64 timeout_ms = 0) throws (1: Error error),
 
   NodeStatus status() throws (1: Error error),
 

@@ -213,11 +213,11 @@ Status OpenObjectImpl::FetchChecksums() {
   ref.attempt = checkpoint_.attempt;
   ref.revision = checkpoint_.revision;
   wire::ObjectInfo reply;
-  CAIRN_RETURN_IF_ERROR(
-      link_->Call("stat", link_->Deadline(timeout_),
-                  [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
-                    client.stat(reply, ref, info_.name);
-                  }));
+  const MonotonicNanos deadline = link_->Deadline(timeout_);
+  CAIRN_RETURN_IF_ERROR(link_->Call(
+      "stat", deadline, [&](wire::CairnClient& client, const std::shared_ptr<Attachment>&) {
+        client.stat(reply, ref, info_.name, Link::TimeoutMillis(deadline));
+      }));
   CAIRN_ASSIGN_OR_RETURN(const ObjectInfo info, FromWire(reply));
   info_.block_crcs = info.block_crcs;
   return absl::OkStatus();

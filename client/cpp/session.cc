@@ -80,8 +80,9 @@ class SessionImpl : public Session {
   StatusOr<Attempt> ProposeAttempt() override {
     return Answer<Attempt>([&](Attempt* out) {
       const int64_t call = link_->NextCall();
-      return Call("chooseAttempt",
-                  [&](wire::CairnClient& client) { *out = client.chooseAttempt(call); });
+      return Ask("chooseAttempt", [&](wire::CairnClient& client, int64_t timeout_ms) {
+        *out = client.chooseAttempt(call, timeout_ms);
+      });
     });
   }
 
@@ -145,8 +146,9 @@ class SessionImpl : public Session {
     return Answer<LatestCheckpoint>([&](LatestCheckpoint* out) {
       const std::string& asked = job.empty() ? options_.job : job;
       wire::Latest reply;
-      CAIRN_RETURN_IF_ERROR(
-          Call("latest", [&](wire::CairnClient& client) { client.latest(reply, asked); }));
+      CAIRN_RETURN_IF_ERROR(Ask("latest", [&](wire::CairnClient& client, int64_t timeout_ms) {
+        client.latest(reply, asked, timeout_ms);
+      }));
       *out = FromWire(asked, reply);
       return absl::OkStatus();
     });
@@ -177,8 +179,8 @@ class SessionImpl : public Session {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
       const int64_t call = link_->NextCall();
       wire::Latest reply;
-      CAIRN_RETURN_IF_ERROR(Call("use", [&](wire::CairnClient& client) {
-        client.useCheckpoint(reply, call, ref, fence);
+      CAIRN_RETURN_IF_ERROR(Ask("use", [&](wire::CairnClient& client, int64_t timeout_ms) {
+        client.useCheckpoint(reply, call, ref, fence, timeout_ms);
       }));
       *out = FromWire(ref.job, reply);
       return absl::OkStatus();
@@ -189,8 +191,10 @@ class SessionImpl : public Session {
     return Answer<CheckpointInfo>([&](CheckpointInfo* out) -> Status {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
       wire::CheckpointInfo reply;
-      CAIRN_RETURN_IF_ERROR(Call(
-          "statCheckpoint", [&](wire::CairnClient& client) { client.statCheckpoint(reply, ref); }));
+      CAIRN_RETURN_IF_ERROR(
+          Ask("statCheckpoint", [&](wire::CairnClient& client, int64_t timeout_ms) {
+            client.statCheckpoint(reply, ref, timeout_ms);
+          }));
       CAIRN_ASSIGN_OR_RETURN(*out, FromWire(ref.job, reply));
       return absl::OkStatus();
     });
@@ -201,8 +205,9 @@ class SessionImpl : public Session {
     return Answer<ObjectInfo>([&](ObjectInfo* out) -> Status {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
       wire::ObjectInfo reply;
-      CAIRN_RETURN_IF_ERROR(
-          Call("stat", [&](wire::CairnClient& client) { client.stat(reply, ref, name); }));
+      CAIRN_RETURN_IF_ERROR(Ask("stat", [&](wire::CairnClient& client, int64_t timeout_ms) {
+        client.stat(reply, ref, name, timeout_ms);
+      }));
       CAIRN_ASSIGN_OR_RETURN(*out, FromWire(reply));
       return absl::OkStatus();
     });
@@ -218,7 +223,7 @@ class SessionImpl : public Session {
         wire::ListReply reply;
         CAIRN_RETURN_IF_ERROR(
             link_->Call("ls", deadline, [&](wire::CairnClient& client, const AttachmentPtr&) {
-              client.ls(reply, path, cursor, kPage);
+              client.ls(reply, path, cursor, kPage, Link::TimeoutMillis(deadline));
             }));
         for (std::string& name : reply.jobs) out->jobs.push_back(std::move(name));
         for (const auto& item : reply.checkpoints) {
@@ -261,8 +266,9 @@ class SessionImpl : public Session {
   Status Remove(const CheckpointRef& checkpoint, bool memory_only, bool force) override {
     const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
     const int64_t call = link_->NextCall();
-    return Call("remove",
-                [&](wire::CairnClient& client) { client.remove(call, ref, memory_only, force); });
+    return Ask("remove", [&](wire::CairnClient& client, int64_t timeout_ms) {
+      client.remove(call, ref, memory_only, force, timeout_ms);
+    });
   }
 
   Status Pin(const CheckpointRef& checkpoint, bool pinned) override {
@@ -285,9 +291,10 @@ class SessionImpl : public Session {
       request.__set_job(job.empty() ? options_.job : job);
       if (policy.has_value()) request.__set_policy(ToWire(*policy));
       wire::PolicyPreview reply;
-      CAIRN_RETURN_IF_ERROR(Call("previewPolicy", [&](wire::CairnClient& client) {
-        client.previewPolicy(reply, request);
-      }));
+      CAIRN_RETURN_IF_ERROR(
+          Ask("previewPolicy", [&](wire::CairnClient& client, int64_t timeout_ms) {
+            client.previewPolicy(reply, request, timeout_ms);
+          }));
       CAIRN_ASSIGN_OR_RETURN(*out, FromWire(request.job, reply));
       return absl::OkStatus();
     });
@@ -391,9 +398,16 @@ class SessionImpl : public Session {
   }
 
   Status Call(absl::string_view what, absl::FunctionRef<void(wire::CairnClient&)> body) {
+    return Ask(what, [&](wire::CairnClient& client, int64_t) { body(client); });
+  }
+  // The daemon says within `timeout_ms` why it cannot answer.
+  Status Ask(absl::string_view what,
+             absl::FunctionRef<void(wire::CairnClient&, int64_t timeout_ms)> body) {
     return Contain([&] {
-      return link_->Call(what, link_->Deadline(absl::ZeroDuration()),
-                         [&](wire::CairnClient& client, const AttachmentPtr&) { body(client); });
+      const MonotonicNanos deadline = link_->Deadline(absl::ZeroDuration());
+      return link_->Call(what, deadline, [&](wire::CairnClient& client, const AttachmentPtr&) {
+        body(client, Link::TimeoutMillis(deadline));
+      });
     });
   }
 

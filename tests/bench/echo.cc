@@ -29,7 +29,7 @@ using apache::thrift::transport::TSocket;
 
 class EchoHandler : public wire::CairnNull {
  public:
-  void latest(wire::Latest& reply, const std::string& job) override { reply.digest = job; }
+  void latest(wire::Latest& reply, const std::string& job, int64_t) override { reply.digest = job; }
 };
 
 }  // namespace
@@ -79,7 +79,7 @@ std::unique_ptr<wire::CairnClient> EchoClient(const std::string& socket) {
 
 void Echo(wire::CairnClient* client) {
   wire::Latest reply;
-  client->latest(reply, "echo echo echo");
+  client->latest(reply, "echo echo echo", 0);
 }
 
 }  // namespace cairn::bench

@@ -135,9 +135,9 @@ def small_calls(flood: Flood) -> None:
     nothing = ttypes.CheckpointRef(JOB, NEVER, 0, -1)
     calls = [
         frame("ping"),
-        frame("stat", nothing, "a"),
-        frame("statCheckpoint", nothing),
-        frame("ls", "", "", 10),
+        frame("stat", nothing, "a", 0),
+        frame("statCheckpoint", nothing, 0),
+        frame("ls", "", "", 10, 0),
         frame("renew", [1]),
     ]
     while True:
@@ -171,7 +171,7 @@ def small_objects(flood: Flood) -> None:
         return frame("create", CALL, create), frame("commit", CALL, commit)
 
     steps = [saving(1000)] + [saving(1)] * 20
-    remove = frame("remove", CALL, ttypes.CheckpointRef(JOB, STEP, 0, -1), False, True)
+    remove = frame("remove", CALL, ttypes.CheckpointRef(JOB, STEP, 0, -1), False, True, 0)
     kept = 4 * len(steps)
     call = step = 0
     while True:

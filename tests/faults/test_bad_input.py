@@ -160,6 +160,12 @@ def test_a_job_outside_the_grammar_is_refused(shared: Node, job: str) -> None:
         assert "job" in refuses(INVALID_ARGUMENT, session.checkpoint, 1, job=job)
 
 
+def test_a_question_waits_no_negative_time(shared: Node) -> None:
+    with shared.session("run") as session:
+        for question in (("latest", "run"), ("stat", session.ref(1), "a"), ("ls", "run", "", 10)):
+            assert "timeout_ms: -1" in refuses(INVALID_ARGUMENT, session.do, *question, -1)
+
+
 @pytest.mark.parametrize("step", [-1, -2, -(1 << 63)])
 def test_a_negative_step_is_refused(writer: Raw, step: int) -> None:
     message = refuses(INVALID_ARGUMENT, writer.create, step, {"a": 1})

@@ -160,7 +160,7 @@ TEST_F(RpcServer, WhatIsSavedIsWhatIsLoaded) {  // promise 2
   EXPECT_TRUE(committed.complete);
   EXPECT_EQ(client.Load("job", 3, "model"), bytes);
   wire::Latest latest;
-  client.call().latest(latest, "job");
+  client.call().latest(latest, "job", 0);
   EXPECT_EQ(latest.step, 3);
   EXPECT_EQ(latest.attempt, 7);
   EXPECT_EQ(latest.source, wire::Source::MEMORY);
@@ -355,7 +355,7 @@ TEST_F(RpcServer, CallsNeedASession) {
   EXPECT_EQ(status.state, "serving");
   const wire::Error error = ErrorOf([&] {
     wire::Latest latest;
-    client.call().latest(latest, "job");
+    client.call().latest(latest, "job", 0);
   });
   EXPECT_EQ(error.code, Code(absl::StatusCode::kFailedPrecondition)) << error.message;
 }
