@@ -44,6 +44,11 @@ Fetches::Fetches(const Options& options, const Mode* mode, JournalRoom* journal,
   manifests_.set_kept([this](Part* part, const Status& status) { Kept(part, status); });
 }
 
+Status Fetches::NoRoomBesideRest(const PartKey& part) {
+  return absl::ResourceExhaustedError(absl::StrCat("there is no place for ", part.DebugString(),
+                                                   " while what is left of it here is being read"));
+}
+
 bool Fetches::Holds(const Part& part) {
   return part.content->committed && part.manifest->resident && !part.manifest->committing &&
          part.content->absent == 0;
@@ -120,10 +125,7 @@ Status Fetches::CheckPlace(const Order& order) const {
         absl::StrCat(order.part.DebugString(), " is here with other content"));
   }
   for (const auto& [slab, objects] : part->content->slabs) {
-    if (!Holds(*part) && ledger_.Find(slab)->Locked()) {
-      return absl::UnavailableError(
-          absl::StrCat("what is left of ", order.part.DebugString(), " here is being read"));
-    }
+    if (!Holds(*part) && ledger_.Find(slab)->Locked()) return NoRoomBesideRest(order.part);
   }
   return absl::OkStatus();
 }
@@ -362,10 +364,7 @@ Status Fetches::Take(const Order& order, const event::Fetched& event) {
       return absl::AlreadyExistsError(absl::StrCat(order.part.DebugString(), " is here by now"));
     }
     // What is left of a damaged copy makes room for a whole one.
-    if (!Release(here)) {
-      return absl::UnavailableError(
-          absl::StrCat("what is left of ", order.part.DebugString(), " here is being read"));
-    }
+    if (!Release(here)) return NoRoomBesideRest(order.part);
     job = jobs_.FindOrMake(order.part.checkpoint.job);
   }
   jobs_.TakeOwnership(job, order.uid, order.gid, std::nullopt);

@@ -115,6 +115,7 @@ class Fetches {
   Status Join(const Order& order);
   void AddSources(uint64_t id, const std::vector<Rank>& sources);
   Status CheckPlace(const Order& order) const;
+  static Status NoRoomBesideRest(const PartKey& part);
   Status CheckNames(const PartKey& of, const PartTable& table) const;
   static uint64_t SlabBytesOf(const Order& order);
   SlabRecord* FindSpare(const Order& order) const;

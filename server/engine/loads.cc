@@ -187,14 +187,19 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
 
 // --- for the node itself
 
-void Loads::VerdictChanged(const Job& job) {
+std::set<CheckpointKey> Loads::ThatCount(const Job& job) {
   const JobVerdictHeard& verdict = *job.verdict;
-  if (!verdict.final) return;
-  verdict_changed_ = true;
-  std::set<CheckpointKey> wanted;
+  std::set<CheckpointKey> count;
   for (const auto& id : {verdict.target, verdict.protect, verdict.latest}) {
-    if (id.has_value()) wanted.insert({job.name, id->step, id->attempt, id->revision});
+    if (id.has_value()) count.insert({job.name, id->step, id->attempt, id->revision});
   }
+  return count;
+}
+
+void Loads::VerdictChanged(const Job& job) {
+  if (!job.verdict->final) return;
+  verdict_changed_ = true;
+  const std::set<CheckpointKey> wanted = ThatCount(job);
   // The first verdict that knows of something: who has it may have been away until now.
   if (!wanted.empty() && restored_.insert(job.name).second) {
     restore_.insert(wanted.begin(), wanted.end());
@@ -205,6 +210,12 @@ void Loads::VerdictChanged(const Job& job) {
   std::erase_if(restore_, [&](const CheckpointKey& key) {
     return key.job == job.name && !wanted.contains(key);
   });
+}
+
+void Loads::Broke(const Checkpoint& checkpoint) {
+  if (members_.Alone() || !ThatCount(*checkpoint.job).contains(checkpoint.key)) return;
+  restore_.insert(checkpoint.key);
+  AskToRestore(checkpoint.key);
 }
 
 // Who has the rest of it may be cut off and come back.

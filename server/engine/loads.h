@@ -46,6 +46,8 @@ class Loads : public Waitlist {
   void On(const peer::PlacesSaid& said);
   // The job has another verdict: what is this node's own comes back, once in this daemon's life.
   void VerdictChanged(const Job& job);
+  // Something of it did not verify here: where it counts, this node's own parts of it come back.
+  void Broke(const Checkpoint& checkpoint);
   void Run(bool again);  // asks again where an answer was lost
   size_t restoring() const { return restoring_.size(); }
   bool Restoring(const CheckpointKey& key) const;
@@ -77,6 +79,7 @@ class Loads : public Waitlist {
   void Begin(const peer::PlacesSaid& said, Waiting* waiting);
   static void DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting);
   void ResumeGone();
+  static std::set<CheckpointKey> ThatCount(const Job& job);
   void AskToRestore(const CheckpointKey& key);
   void TryMemoryAgain(bool again);
   void Resume(const Wanted& wanted);

@@ -167,30 +167,22 @@ void Opening::On(const event::Verified& event) {
   for (RequestId request : verification.opens) {
     const std::unique_ptr<Parked> parked = callers_.Unpark(request);
     if (parked == nullptr) continue;
-    const auto& open = std::get<event::Open>(parked->event);
-    AnswerVerified(open.caller, open.mode, verification, object, event.status);
+    AnswerVerified(std::get<event::Open>(parked->event), verification, event.status);
   }
 }
 
-void Opening::AnswerVerified(const Caller& caller, OpenMode mode, const Verification& verification,
-                             const ObjectRef& object, const Status& status) {
-  if (object && object.resident() && status.ok()) return AnswerOpen(caller, object, mode);
-  if (object && !object.resident() && object.part->checkpoint->files->persisted) {
-    return AnswerStored(caller, object);
-  }
-  if (!status.ok()) {
-    return out_.Answer(caller.request,
-                       Annotate(status, absl::StrCat(verification.part.DebugString(), " \"",
-                                                     absl::CHexEscape(verification.name), "\"")));
-  }
-  out_.Answer(caller.request,
-              absl::NotFoundError(absl::StrCat("\"", absl::CHexEscape(verification.name), "\" of ",
-                                               verification.part.DebugString(),
-                                               " was removed while it was verified")));
+void Opening::AnswerVerified(const event::Open& open, const Verification& verification,
+                             const Status& status) {
+  const ObjectRef object = parts_.Find(verification.part, verification.name);
+  if (!object || !object.resident()) return On(open);  // another copy, or why there is none
+  if (status.ok()) return AnswerOpen(open.caller, object, open.mode);
+  out_.Answer(open.caller.request,
+              Annotate(status, absl::StrCat(verification.part.DebugString(), " \"",
+                                            absl::CHexEscape(verification.name), "\"")));
 }
 
-// Its bytes in memory are not what was sealed. Storage may still have them; else the checkpoint
-// can't be had.
+// Its bytes in memory are not what was sealed. Other members or storage may still have them; else the
+// checkpoint can't be had.
 void Opening::Broke(const ObjectRef& object, const Status& why) {
   Checkpoint* checkpoint = object.part->checkpoint;
   out_.Count("objects_broken");
@@ -199,6 +191,7 @@ void Opening::Broke(const ObjectRef& object, const Status& why) {
                         "\" does not verify: ", why.message()));
   parts_.Break(object, why);
   persistence_.Unowe(checkpoint);
+  cluster_->loads().Broke(*checkpoint);
   // Another is the newest now, and may be due.
   persistence_.ScheduleNext(checkpoint->job);
 }

@@ -54,9 +54,8 @@ class Opening : public Waitlist {
 
   uint64_t StartVerify(const ObjectRef& object);
   ObjectCheck& CheckOf(const ObjectRef& object);  // to change it
-  // Of what was asked to be verified first. `object`: nullptr when it is gone meanwhile.
-  void AnswerVerified(const Caller& caller, OpenMode mode, const Verification& verification,
-                      const ObjectRef& object, const Status& status);
+  void AnswerVerified(const event::Open& open, const Verification& verification,
+                      const Status& status);
   void Broke(const ObjectRef& object, const Status& why);
   void AnswerOpen(const Caller& caller, const ObjectRef& object, OpenMode mode);
   void AnswerStored(const Caller& caller, const ObjectRef& object);

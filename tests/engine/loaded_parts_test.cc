@@ -262,5 +262,97 @@ TEST_F(Loaded, OneThatItsOwnerReleasesAsItComesIsUnavailable) {
   EXPECT_THAT(AnswerTo(open).status(), Fails(absl::StatusCode::kUnavailable, "went again"));
 }
 
+// --- what rots here, and is good elsewhere
+
+// A step of this node's own, of two objects in a slab each, of which the other member keeps a replica.
+class Rotten : public Loaded {
+ protected:
+  static constexpr uint64_t kBytes = 3 * kMiB;
+  void SetUp() override {
+    Loaded::SetUp();
+    const SessionId trainer = Hello({});
+    Hear();
+    Save(trainer, 1, {{"a", kBytes}, {"b", kBytes}});
+    const std::string& record = manifests.rbegin()->second;
+    const auto table = DecodePartRecord(record, ManifestBytesIn(record));
+    ASSERT_TRUE(table.ok()) << table.status();
+    saved = (*table)->Whole();
+    Complete(1, /*replicas=*/1);
+    verdict.checkpoints.at({1, 1, 0}).world_size = 1;
+    verdict.latest = CheckpointId{1, 1, 0};
+    Hear();
+    rotten.insert("a");
+  }
+  RequestId OpensAndChecks(const std::string& name) {
+    event::Open open = OpenOf(reader, 1, name);
+    open.verify = true;
+    fetches.clear();
+    Apply(open);
+    return open.caller.request;
+  }
+  // The home says where the object is; "": all of the step.
+  void SayWhereIs(const std::string& name) {
+    peer::PlacesSaid places = PlacesOf(saved);
+    places.name = name;
+    places.places[0].owner = options.ring.rank;
+    Apply(event::PeerSaid{other, places});
+  }
+  void ComesBack() {
+    ASSERT_EQ(fetches.size(), 1u);
+    EXPECT_EQ(fetches[0].what_for, action::FetchFor::kRestore);
+    EXPECT_THAT(fetches[0].sources, ElementsAre(other.rank));
+    rotten.clear();
+    const SlabId slab = fetches[0].slab;
+    Apply(event::Fetched{fetches[0].fetch, absl::OkStatus(),
+                         TableOf(saved, {{slab, 0, kBytes}, {slab, kBytes, kBytes}}),
+                         engine::DigestOf(saved)});
+    EXPECT_TRUE(engine->Describe("job", {saved.Checkpoint()}).parts.at(0).own);
+  }
+  Manifest saved;
+};
+
+TEST_F(Rotten, AnOwnCopyComesBackWithItsFirstLoad) {
+  const RequestId open = OpensAndChecks("a");
+  ASSERT_FALSE(Answered(open));
+  SayWhereIs("a");
+  ComesBack();
+  EXPECT_TRUE(AnswerTo(open).ok()) << AnswerTo(open).status();
+  EXPECT_TRUE(Open(reader, 1, "b").ok());
+}
+
+// Whoever asked for it has left.
+TEST_F(Rotten, AnOwnCopyThatCountsComesBackForTheNodeItself) {
+  const SessionId stays = std::exchange(reader, Hello({.writer = -1, .world_size = 0}));
+  OpensAndChecks("a");
+  Die(reader);
+  reader = stays;
+  SayWhereIs("");
+  ComesBack();
+  EXPECT_TRUE(Open(reader, 1, "a").ok());
+}
+
+TEST_F(Rotten, BesideWhatIsReadOfItHereItIsReadWhereItLies) {
+  const auto read = Open(reader, 1, "b");
+  ASSERT_TRUE(read.ok());
+  const RequestId open = OpensAndChecks("a");
+  SayWhereIs("a");
+  for (int i = 0; i < 6 && !Answered(open); ++i) Advance(kNanosPerSecond);
+  ASSERT_TRUE(Answered(open));
+  const auto answer = AnswerTo(open);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_TRUE(std::holds_alternative<reply::Elsewhere>(*answer));
+  Release(reader, read->lend.lease);
+  Advance(5 * kNanosPerSecond);
+  SayWhereIs("");
+  ComesBack();
+}
+
+TEST_F(Rotten, WithoutAnotherCopyTheErrorSaysWhatIsWrong) {
+  verdict.checkpoints.at({1, 1, 0}).in_memory = false;
+  Hear();
+  EXPECT_THAT(AnswerTo(OpensAndChecks("a")).status(),
+              Fails(absl::StatusCode::kDataLoss, "block 0 does not match"));
+}
+
 }  // namespace
 }  // namespace cairn::engine
