@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,9 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+// One descriptor that several hold; the last of them closes it.
+using SharedFd = std::shared_ptr<const UniqueFd>;
 
 // Raises this process's soft limit of descriptors to the hard one. A node has one descriptor per
 // slab and three per session; the usual soft limit of 1,024 exists for programs that use select.

@@ -105,9 +105,9 @@ class CacheImpl final : public Cache {
     return found->LeaseOpen(lease);
   }
 
-  StatusOr<UniqueFd> Description(SlabId slab) override {
+  StatusOr<SharedFd> Description(SlabId slab) override {
     CAIRN_ASSIGN_OR_RETURN(const auto found, Find(slab));
-    return found->Description();
+    return SharedFd(found, &found->description());
   }
 
   StatusOr<uint64_t> Inode(SlabId slab) override {

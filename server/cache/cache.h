@@ -96,9 +96,9 @@ class Cache {
   virtual StatusOr<bool> LeaseOpen(SlabId slab, LeaseId lease) = 0;
   // True when only the daemon and the holder have the slab open, and nobody maps it.
   virtual StatusOr<bool> Probe(SlabId slab) = 0;
-  // A dup of the daemon's own description, for what moves bytes within this process. Never reopened: Probe
-  // would take a further description for a borrower's. It keeps the slab's pages only until Destroy.
-  virtual StatusOr<UniqueFd> Description(SlabId slab) = 0;
+  // The daemon's own descriptor, shared with those that move bytes within this process. Never reopened: Probe would take
+  // a further description for a borrower's. It keeps the slab's pages only until Destroy.
+  virtual StatusOr<SharedFd> Description(SlabId slab) = 0;
   // The inode of the slab's memfd, by which /proc shows the processes that map it.
   virtual StatusOr<uint64_t> Inode(SlabId slab) = 0;
 

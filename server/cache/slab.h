@@ -36,7 +36,7 @@ class Slab {
   Status Free();
 
   // As in Cache.
-  StatusOr<UniqueFd> Description() const { return fd_.Dup(); }
+  const UniqueFd& description() const { return fd_; }
   StatusOr<UniqueFd> Lend(LeaseId lease, bool writable);
   StatusOr<bool> LeaseOpen(LeaseId lease) const;
   StatusOr<bool> Probe();
@@ -44,7 +44,7 @@ class Slab {
  private:
   Slab(UniqueFd fd, uint64_t bytes) : fd_(std::move(fd)), bytes_(bytes) {}
 
-  const UniqueFd fd_;  // read-write, from a reopen; dups of it go to the holder and by Description
+  const UniqueFd fd_;  // read-write, from a reopen; a dup of it goes to the holder
   const uint64_t bytes_;
   // An open during a probe fails, and a probe during an open says "taken". So the daemon's own
   // opens and probes exclude each other.

@@ -13,9 +13,9 @@ namespace cairn::node {
 Status Attached::Attach(SlabId slab) {
   MutexLock lock(&mu_);
   if (slabs_.contains(slab)) return absl::OkStatus();
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd description, cache_->Description(slab));
+  CAIRN_ASSIGN_OR_RETURN(SharedFd description, cache_->Description(slab));
   struct stat is = {};
-  if (fstat(description.get(), &is) != 0) return ErrnoStatus(errno, "fstat of a slab");
+  if (fstat(description->get(), &is) != 0) return ErrnoStatus(errno, "fstat of a slab");
   CAIRN_RETURN_IF_ERROR(
       transport_->Attach(slab, std::move(description), static_cast<uint64_t>(is.st_size)));
   slabs_.insert(slab);

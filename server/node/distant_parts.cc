@@ -47,10 +47,10 @@ class DistantParts::Scratch {
 
   static StatusOr<std::shared_ptr<Scratch>> Make(transport::Transport* transport, Clock* clock,
                                                  SlabId slab) {
-    CAIRN_ASSIGN_OR_RETURN(UniqueFd memory,
+    CAIRN_ASSIGN_OR_RETURN(UniqueFd made,
                            MakeMemfd("cairn-scratch", kSlots * kBlockBytes, /*mode=*/0600));
-    CAIRN_ASSIGN_OR_RETURN(UniqueFd description, memory.Dup());
-    CAIRN_RETURN_IF_ERROR(transport->Attach(slab, std::move(description), kSlots * kBlockBytes));
+    auto memory = std::make_shared<const UniqueFd>(std::move(made));
+    CAIRN_RETURN_IF_ERROR(transport->Attach(slab, memory, kSlots * kBlockBytes));
     return std::shared_ptr<Scratch>(new Scratch(transport, clock, slab, std::move(memory)));
   }
   ~Scratch() { Close(); }
@@ -98,11 +98,11 @@ class DistantParts::Scratch {
 
   ExtentRef Extent(size_t slot) const { return {slab_, slot * kBlockBytes, kBlockBytes}; }
   Status Copy(size_t slot, uint64_t offset, absl::Span<char> into) const {
-    return PreadAll(memory_.get(), into.data(), into.size(), slot * kBlockBytes + offset);
+    return PreadAll(memory_->get(), into.data(), into.size(), slot * kBlockBytes + offset);
   }
 
  private:
-  Scratch(transport::Transport* transport, Clock* clock, SlabId slab, UniqueFd memory)
+  Scratch(transport::Transport* transport, Clock* clock, SlabId slab, SharedFd memory)
       : transport_(transport), clock_(clock), slab_(slab), memory_(std::move(memory)) {
     for (size_t slot = 0; slot < kSlots; ++slot) free_.emplace_back(slot, std::nullopt);
   }
@@ -110,7 +110,7 @@ class DistantParts::Scratch {
   transport::Transport* const transport_;
   Clock* const clock_;
   const SlabId slab_;
-  const UniqueFd memory_;
+  const SharedFd memory_;
   Mutex mu_;  // a leaf
   CondVar freed_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

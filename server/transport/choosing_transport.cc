@@ -46,12 +46,11 @@ std::string ChoosingTransport::Problem() const {
   return tcp_ == nullptr ? rdma_->Problem() : tcp_->Problem();
 }
 
-Status ChoosingTransport::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+Status ChoosingTransport::Attach(SlabId slab, SharedFd description, uint64_t bytes) {
   if (tcp_ == nullptr) return rdma_->Attach(slab, std::move(description), bytes);
   if (rdma_ == nullptr) return tcp_->Attach(slab, std::move(description), bytes);
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd other, description.Dup());
-  CAIRN_RETURN_IF_ERROR(tcp_->Attach(slab, std::move(description), bytes));
-  const Status attached = rdma_->Attach(slab, std::move(other), bytes);
+  CAIRN_RETURN_IF_ERROR(tcp_->Attach(slab, description, bytes));
+  const Status attached = rdma_->Attach(slab, std::move(description), bytes);
   if (!attached.ok()) tcp_->Detach(slab);
   return attached;
 }

@@ -27,7 +27,7 @@ class ChoosingTransport final : public Transport {
   // The addresses of both: "ADDRESS:PORT", "ADDRESS:PORT;rank 3" or ";rank 3".
   std::string Address() const override;
   std::string Problem() const override;
-  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
+  Status Attach(SlabId slab, SharedFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
   bool PreparesMemory() const override { return rdma_ != nullptr && rdma_->PreparesMemory(); }
   void Prepare(SlabId slab) override {

@@ -41,11 +41,9 @@ std::string RailsTransport::Problem() const {
   return absl::StrJoin(problems, "; ");
 }
 
-Status RailsTransport::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+Status RailsTransport::Attach(SlabId slab, SharedFd description, uint64_t bytes) {
   for (size_t i = 0; i < rails_.size(); ++i) {
-    StatusOr<UniqueFd> own = description.Dup();
-    const Status attached =
-        own.ok() ? rails_[i]->Attach(slab, *std::move(own), bytes) : own.status();
+    const Status attached = rails_[i]->Attach(slab, description, bytes);
     if (attached.ok()) continue;
     for (size_t j = 0; j < i; ++j) rails_[j]->Detach(slab);
     return attached;

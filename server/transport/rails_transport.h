@@ -32,7 +32,7 @@ class RailsTransport final : public Transport {
 
   std::string Address() const override { return rails_[0]->Address(); }
   std::string Problem() const override;  // as long as one rail has none there is none
-  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
+  Status Attach(SlabId slab, SharedFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
   bool PreparesMemory() const override { return rails_[0]->PreparesMemory(); }
   void Prepare(SlabId slab) override;

@@ -20,13 +20,13 @@ Status Detached() { return absl::CancelledError("the slab was detached"); }
 
 }  // namespace
 
-RdmaSlab::RdmaSlab(VerbsDevice* device, UniqueFd description, uint64_t bytes,
+RdmaSlab::RdmaSlab(VerbsDevice* device, SharedFd description, uint64_t bytes,
                    const RdmaSlabOptions& options)
     : device_(device), description_(std::move(description)), bytes_(bytes), options_(options) {}
 
 int64_t RdmaSlab::Blocks() const {
   struct stat is = {};
-  return fstat(description_.get(), &is) == 0 ? int64_t{is.st_blocks} : 0;
+  return fstat(description_->get(), &is) == 0 ? int64_t{is.st_blocks} : 0;
 }
 
 bool RdmaSlab::Registered() const {
@@ -69,7 +69,7 @@ Status RdmaSlab::Register() {
   for (uint64_t offset = 0; offset < bytes_; offset += most) {
     if (detached_) return Detached();  // which waits for no more than a piece
     const uint64_t length = std::min(most, bytes_ - offset);
-    CAIRN_ASSIGN_OR_RETURN(auto region, device_->Register(description_.get(), offset, length));
+    CAIRN_ASSIGN_OR_RETURN(auto region, device_->Register(description_->get(), offset, length));
     pieces.push_back({offset, length, std::move(region)});
   }
   MutexLock lock(&mu_);
@@ -97,7 +97,7 @@ StatusOr<uint32_t> RdmaSlab::Crc(uint64_t offset, uint64_t length) const {
     {
       ReaderLock lock(&reading_);
       if (detached_) return Detached();
-      CAIRN_RETURN_IF_ERROR(PreadAll(description_.get(), bytes.data(), part, offset));
+      CAIRN_RETURN_IF_ERROR(PreadAll(description_->get(), bytes.data(), part, offset));
     }
     crc = Crc32c(crc, bytes.data(), part);
     offset += part;
@@ -115,8 +115,8 @@ void RdmaSlab::Detach() {
   pieces.swap(pieces_);
 }
 
-Status RdmaSlabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
-  CAIRN_RETURN_IF_ERROR(CheckHasBytes(description.get(), bytes));
+Status RdmaSlabs::Attach(SlabId slab, SharedFd description, uint64_t bytes) {
+  CAIRN_RETURN_IF_ERROR(CheckHasBytes(description->get(), bytes));
   return Add(slab, std::make_shared<RdmaSlab>(device_, std::move(description), bytes, options_));
 }
 

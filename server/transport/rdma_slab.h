@@ -29,7 +29,7 @@ struct RdmaPiece {
 class RdmaSlab {
  public:
   // `device` outlives it.
-  RdmaSlab(VerbsDevice* device, UniqueFd description, uint64_t bytes,
+  RdmaSlab(VerbsDevice* device, SharedFd description, uint64_t bytes,
            const RdmaSlabOptions& options = {});
 
   uint64_t bytes() const { return bytes_; }
@@ -69,7 +69,7 @@ class RdmaSlab {
   Status CountAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   VerbsDevice* const device_;
-  const UniqueFd description_;
+  const SharedFd description_;
   const uint64_t bytes_;
   const RdmaSlabOptions options_;
   std::atomic<bool> detached_ = false;
@@ -90,7 +90,7 @@ class RdmaSlabs : public SlabTable<RdmaSlab> {
   explicit RdmaSlabs(VerbsDevice* device, const RdmaSlabOptions& options = {})
       : device_(device), options_(options) {}
   // As Transport::Attach. Nothing is registered yet.
-  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes);
+  Status Attach(SlabId slab, SharedFd description, uint64_t bytes);
 
  private:
   VerbsDevice* const device_;

@@ -45,7 +45,7 @@ std::string RdmaTransport::Problem() const {
   return std::string(usable.message());
 }
 
-Status RdmaTransport::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+Status RdmaTransport::Attach(SlabId slab, SharedFd description, uint64_t bytes) {
   return slabs_.Attach(slab, std::move(description), bytes);
 }
 

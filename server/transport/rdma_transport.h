@@ -30,7 +30,7 @@ class RdmaTransport final : public Transport {
 
   std::string Address() const override { return address_; }
   std::string Problem() const override;
-  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
+  Status Attach(SlabId slab, SharedFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
   bool PreparesMemory() const override { return true; }
   void Prepare(SlabId slab) override;

@@ -22,7 +22,7 @@ Status AttachedSlab::WriteLocked(absl::Span<const PlacedBytes> pieces) {
   if (detached_) return absl::CancelledError("the slab that is read into was detached");
   for (const PlacedBytes& piece : pieces) {
     CAIRN_RETURN_IF_ERROR(
-        PwriteAll(description_.get(), piece.bytes.data(), piece.bytes.size(), piece.offset));
+        PwriteAll(description_->get(), piece.bytes.data(), piece.bytes.size(), piece.offset));
   }
   return absl::OkStatus();
 }
@@ -51,8 +51,8 @@ Status CheckLiesIn(const ExtentRef& extent, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-Status Slabs::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
-  CAIRN_RETURN_IF_ERROR(CheckHasBytes(description.get(), bytes));
+Status Slabs::Attach(SlabId slab, SharedFd description, uint64_t bytes) {
+  CAIRN_RETURN_IF_ERROR(CheckHasBytes(description->get(), bytes));
   return Add(slab, std::make_shared<AttachedSlab>(std::move(description), bytes));
 }
 

@@ -20,11 +20,11 @@ struct PlacedBytes {
 
 class AttachedSlab {
  public:
-  AttachedSlab(UniqueFd description, uint64_t bytes)
+  AttachedSlab(SharedFd description, uint64_t bytes)
       : description_(std::move(description)), bytes_(bytes) {}
 
   uint64_t bytes() const { return bytes_; }
-  int fd() const { return description_.get(); }
+  int fd() const { return description_->get(); }
   // Writes the pieces; *status is CANCELLED once the slab is detached. With `wait` false it returns false
   // and writes nothing while another thread writes: the kernel lets one thread at a time write a file,
   // and whoever waits in there could have received meanwhile.
@@ -37,7 +37,7 @@ class AttachedSlab {
  private:
   Status WriteLocked(absl::Span<const PlacedBytes> pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const UniqueFd description_;
+  const SharedFd description_;
   const uint64_t bytes_;
   Mutex mu_;  // held while bytes are written
   bool detached_ ABSL_GUARDED_BY(mu_) = false;
@@ -47,7 +47,7 @@ class AttachedSlab {
 class Slabs : public SlabTable<AttachedSlab> {
  public:
   // As Transport::Attach.
-  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes);
+  Status Attach(SlabId slab, SharedFd description, uint64_t bytes);
 };
 
 }  // namespace cairn::transport

@@ -15,7 +15,7 @@ StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Start(const TcpServerOptio
   return transport;
 }
 
-Status TcpTransport::Attach(SlabId slab, UniqueFd description, uint64_t bytes) {
+Status TcpTransport::Attach(SlabId slab, SharedFd description, uint64_t bytes) {
   return slabs_.Attach(slab, std::move(description), bytes);
 }
 

@@ -23,7 +23,7 @@ class TcpTransport final : public Transport {
 
   std::string Address() const override { return server_->address(); }
   std::string Problem() const override { return server_->problem(); }
-  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override;
+  Status Attach(SlabId slab, SharedFd description, uint64_t bytes) override;
   void Detach(SlabId slab) override;
   StatusOr<std::string> Describe(const ExtentRef& extent) const override;
   Status Grant(const GrantToken& token, PeerId reader, std::vector<ExtentRef> extents) override;

@@ -91,10 +91,10 @@ class Transport {
 
   // --- this node's memory
 
-  // From now on the slab can be read into and, where granted, read from. `description` is a dup of
+  // From now on the slab can be read into and, where granted, read from. `description` is
   // the daemon's own: a further open file description would make each probe for borrowers say "busy".
   // INVALID_ARGUMENT when it has fewer than `bytes` bytes, ALREADY_EXISTS when the slab is attached.
-  virtual Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) = 0;
+  virtual Status Attach(SlabId slab, SharedFd description, uint64_t bytes) = 0;
   // On return nothing reads or writes the slab any more. Reads into it that are under way end with
   // CANCELLED, reads from it by peers with an error at the peer. Nothing happens for a slab that is
   // not attached. Waits for what is at work on the slab at this moment, never for a peer.

@@ -56,7 +56,8 @@ StatusOr<End> Start(const std::string& device, SlabId slab, bool checked) {
   CAIRN_ASSIGN_OR_RETURN(end.transport, RdmaTransport::Start(std::move(opened), /*port=*/1, "peer",
                                                              options, std::move(control)));
   CAIRN_ASSIGN_OR_RETURN(UniqueFd memory, MakeMemfd("rdma-bench", kSlabBytes, 0600));
-  CAIRN_RETURN_IF_ERROR(end.transport->Attach(slab, std::move(memory), kSlabBytes));
+  CAIRN_RETURN_IF_ERROR(
+      end.transport->Attach(slab, std::make_shared<const UniqueFd>(std::move(memory)), kSlabBytes));
   CAIRN_RETURN_IF_ERROR(end.transport->Register(slab));
   return end;
 }
@@ -115,7 +116,7 @@ StatusOr<Registration> MeasureRegistration(const std::string& device, int page_k
       fallocate(memory.get(), 0, 0, kBytes) != 0) {
     return ErrnoStatus(errno, "memory of such pages");
   }
-  RdmaSlab slab(opened.get(), std::move(memory), kBytes);
+  RdmaSlab slab(opened.get(), std::make_shared<const UniqueFd>(std::move(memory)), kBytes);
   const MonotonicNanos begin = RealClock()->Now();
   CAIRN_RETURN_IF_ERROR(slab.Register());
   const MonotonicNanos registered = RealClock()->Now();

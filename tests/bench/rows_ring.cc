@@ -89,7 +89,7 @@ void SendRaw(int socket, const Memory& memory) {
   while (range.length > 0) {
     auto at = static_cast<off_t>(range.offset);
     const ssize_t n = range.by_sendfile != 0
-                          ? sendfile(socket, memory.fd.get(), &at, range.length)
+                          ? sendfile(socket, memory.fd->get(), &at, range.length)
                           : send(socket, memory.mapping.data() + range.offset,
                                  std::min<uint64_t>(range.length, kRawPiece), MSG_NOSIGNAL);
     if (n <= 0) return;
@@ -155,8 +155,7 @@ Status BeOwner(uint64_t bytes, Shared* shared, int commands, int answers) {
   transport::TcpServerOptions server;
   server.listen = absl::StrCat(kOwnerAddress, ":", kTransportPort);
   CAIRN_ASSIGN_OR_RETURN(const auto owner, TcpTransport::Start(server, {.self = kOwner}));
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd description, memory.fd.Dup());
-  CAIRN_RETURN_IF_ERROR(owner->Attach(kSlab, std::move(description), bytes));
+  CAIRN_RETURN_IF_ERROR(owner->Attach(kSlab, memory.fd, bytes));
   shared->token = transport::NewGrantToken();
   CAIRN_RETURN_IF_ERROR(owner->Grant(shared->token, kReader, {{kSlab, 0, bytes}}));
   CAIRN_ASSIGN_OR_RETURN(const std::string region, owner->Describe({kSlab, 0, bytes}));
@@ -197,8 +196,7 @@ StatusOr<Values> BeReader(uint64_t bytes, int pairs, const Shared& shared, int c
                           int answers) {
   CAIRN_ASSIGN_OR_RETURN(const Memory memory, Memory::Make(bytes));
   CAIRN_ASSIGN_OR_RETURN(const auto reader, TcpTransport::Start({}, {.self = kReader}));
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd description, memory.fd.Dup());
-  CAIRN_RETURN_IF_ERROR(reader->Attach(kSlab, std::move(description), bytes));
+  CAIRN_RETURN_IF_ERROR(reader->Attach(kSlab, memory.fd, bytes));
   const auto change = [&] {
     char byte = 'f';
     return write(commands, &byte, 1) == 1 && read(answers, &byte, 1) == 1

@@ -55,9 +55,11 @@ Status AnswerAll(const Answering& answering) {
 
 StatusOr<Memory> Memory::Make(uint64_t bytes) {
   Memory made;
-  CAIRN_ASSIGN_OR_RETURN(made.fd, MakeMemfd("bench", bytes, 0600));
-  CAIRN_ASSIGN_OR_RETURN(made.mapping, Mapping::Map(made.fd.get(), 0, bytes, PROT_READ | PROT_WRITE,
-                                                    MAP_SHARED | MAP_POPULATE));
+  CAIRN_ASSIGN_OR_RETURN(UniqueFd fd, MakeMemfd("bench", bytes, 0600));
+  made.fd = std::make_shared<const UniqueFd>(std::move(fd));
+  CAIRN_ASSIGN_OR_RETURN(
+      made.mapping,
+      Mapping::Map(made.fd->get(), 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE));
   std::memset(made.mapping.data(), 1, bytes);
   return made;
 }
@@ -116,8 +118,7 @@ StatusOr<Values> TransportOwnerChild(const Values& arguments) {
   transport::TcpServerOptions server;
   server.listen = arguments.at("listen");
   CAIRN_ASSIGN_OR_RETURN(const auto owner, TcpTransport::Start(server, {.self = kOwner}));
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd description, memory.fd.Dup());
-  CAIRN_RETURN_IF_ERROR(owner->Attach(kSlab, std::move(description), bytes));
+  CAIRN_RETURN_IF_ERROR(owner->Attach(kSlab, memory.fd, bytes));
   const transport::GrantToken token = transport::NewGrantToken();
   CAIRN_RETURN_IF_ERROR(owner->Grant(token, kReader, {{kSlab, 0, bytes}}));
   CAIRN_ASSIGN_OR_RETURN(const std::string region, owner->Describe({kSlab, 0, bytes}));
@@ -137,8 +138,7 @@ StatusOr<Values> TransportReaderChild(const Values& arguments) {
   const auto bytes = static_cast<uint64_t>(Number(arguments, "bytes"));
   CAIRN_ASSIGN_OR_RETURN(const Memory memory, Memory::Make(bytes));
   CAIRN_ASSIGN_OR_RETURN(const auto reader, TcpTransport::Start({}, {.self = kReader}));
-  CAIRN_ASSIGN_OR_RETURN(UniqueFd description, memory.fd.Dup());
-  CAIRN_RETURN_IF_ERROR(reader->Attach(kSlab, std::move(description), bytes));
+  CAIRN_RETURN_IF_ERROR(reader->Attach(kSlab, memory.fd, bytes));
   const Status status = AnswerAll([&](const nlohmann::json& request) -> Status {
     const auto crcs = request.at("crcs").get<std::vector<uint32_t>>();
     const std::string token = absl::HexStringToBytes(request.at("token").get<std::string>());

@@ -17,7 +17,7 @@ inline constexpr SlabId kSlab = 1;  // what both ends call their only one
 
 // A memfd, every page of it there, and a mapping of it.
 struct Memory {
-  UniqueFd fd;
+  SharedFd fd;
   Mapping mapping;
   static StatusOr<Memory> Make(uint64_t bytes);
 };

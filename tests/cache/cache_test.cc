@@ -170,6 +170,16 @@ TEST_F(CacheTest, PagesThatComeByWritingAreNotMadeBefore) {
   EXPECT_EQ(cache_->counters().bytes_faulted, 0u);
 }
 
+TEST_F(CacheTest, ASlabTakesOneDescriptorOfTheDaemonHoweverManyMoveItsBytes) {
+  ASSERT_EQ(Make(1, kMiB), absl::OkStatus());
+  const auto one = cache_->Description(1), other = cache_->Description(1);
+  ASSERT_TRUE(one.ok() && other.ok());
+  EXPECT_EQ((*one)->get(), (*other)->get());
+  Destroy(1);
+  EXPECT_NE(fcntl((*one)->get(), F_GETFD), -1)
+      << "the slab is gone, and its descriptor has a holder";
+}
+
 TEST_F(CacheTest, DestroyGivesTheMemoryBackThoughTheHolderStillHasADescriptor) {
   ASSERT_EQ(Make(1, 4 * kMiB), absl::OkStatus());
   const UniqueFd slow_holder = holder_.Inherit(1);

@@ -78,7 +78,8 @@ class Owner {
     if (!started.ok() || !memory.ok()) Finding("an owner cannot be started");
     transport_ = *std::move(started);
     if (!PwriteAll(memory->get(), bytes_.data(), bytes_.size(), 0).ok() ||
-        !transport_->Attach(kSlab, *std::move(memory), kSlabBytes).ok() ||
+        !transport_->Attach(kSlab, std::make_shared<const UniqueFd>(*std::move(memory)), kSlabBytes)
+             .ok() ||
         !transport_->Grant(token_, kReader, {{kSlab, kGrantedAt, kGrantedBytes}}).ok()) {
       Finding("an owner cannot be set up");
     }

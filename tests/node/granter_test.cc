@@ -28,7 +28,7 @@ class NotedTransport : public transport::Transport {
   explicit NotedTransport(Clock* clock) : clock_(clock) {}
   std::string Address() const override { return "noted"; }
   std::string Problem() const override { return ""; }
-  Status Attach(SlabId slab, UniqueFd, uint64_t) override {
+  Status Attach(SlabId slab, SharedFd, uint64_t) override {
     Note(absl::StrCat("attach ", slab));
     return absl::OkStatus();
   }

@@ -23,8 +23,8 @@ class Choosing : public ::testing::Test {
   void Start(Has owner, Has reader, MonotonicNanos left_out = kLongStall) {
     owner_ = Make(kOwner, owner, owners_, left_out);
     reader_ = Make(kReader, reader, readers_, left_out);
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     ASSERT_TRUE(owner_->Grant(token_, kReader, {{kOwned, 0, owned_.size()}}).ok());
   }
   std::unique_ptr<ChoosingTransport> Make(PeerId self, Has has,

@@ -31,14 +31,12 @@ class FaultyTransport final : public Transport {
 
   std::string Address() const override { return inner_->Address(); }
   std::string Problem() const override { return inner_->Problem(); }
-  Status Attach(SlabId slab, UniqueFd description, uint64_t bytes) override {
+  Status Attach(SlabId slab, SharedFd description, uint64_t bytes) override {
     return faults_->Run<Status>(TransportCall::kAttach, [&]() -> Status {
-      StatusOr<UniqueFd> own = description.Dup();
-      if (!own.ok()) return own.status();
-      Status status = inner_->Attach(slab, std::move(description), bytes);
+      Status status = inner_->Attach(slab, description, bytes);
       if (status.ok()) {
         MutexLock lock(&mu_);
-        slabs_[slab] = *std::move(own);
+        slabs_[slab] = std::move(description);
       }
       return status;
     });
@@ -113,9 +111,9 @@ class FaultyTransport final : public Transport {
     if (slab == slabs_.end()) return crc;
     std::string bytes(request.length, '\0');
     const uint64_t at = request.into.offset + request.into_offset;
-    CAIRN_RETURN_IF_ERROR(PreadAll(slab->second.get(), bytes.data(), bytes.size(), at));
+    CAIRN_RETURN_IF_ERROR(PreadAll(slab->second->get(), bytes.data(), bytes.size(), at));
     bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
-    CAIRN_RETURN_IF_ERROR(PwriteAll(slab->second.get(), bytes.data(), bytes.size(), at));
+    CAIRN_RETURN_IF_ERROR(PwriteAll(slab->second->get(), bytes.data(), bytes.size(), at));
     return Crc32c(0, bytes.data(), bytes.size());
   }
 
@@ -124,7 +122,7 @@ class FaultyTransport final : public Transport {
   CondVar wake_;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<std::pair<ReadRequest, ReadDone>> reads_;  // under mu_ until the thread has ended
-  std::map<SlabId, UniqueFd> slabs_ ABSL_GUARDED_BY(mu_);
+  std::map<SlabId, SharedFd> slabs_ ABSL_GUARDED_BY(mu_);
   const std::unique_ptr<Transport> inner_;  // destroyed before what its callbacks use
   std::thread thread_;
 };

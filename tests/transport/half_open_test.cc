@@ -61,9 +61,9 @@ Outcome LoseTheNetwork() {
   const GrantToken token = NewGrantToken();
   const auto owner = StartTcp({.rank = 1}, {}, {});
   const auto reader = StartTcp(kReader, {}, {});
-  if (!owner->Attach(kOwned, owned.Dup(), owned.size()).ok() ||
+  if (!owner->Attach(kOwned, owned.fd(), owned.size()).ok() ||
       !owner->Grant(token, kReader, {{kOwned, 0, owned.size()}}).ok() ||
-      !reader->Attach(kFetched, fetched.Dup(), fetched.size()).ok()) {
+      !reader->Attach(kFetched, fetched.fd(), fetched.size()).ok()) {
     return kNotSetUp;
   }
   const auto slow = AskForMuch(owner->Address(), token);

@@ -31,8 +31,8 @@ class Rails : public ::testing::Test {
   void Start(size_t owners = kRails, size_t readers = kRails, MonotonicNanos left_out = kLeftOut) {
     owner_ = StartRails(kOwner, Devices(owners, owners_), left_out);
     reader_ = StartRails(kReader, Devices(readers, readers_), left_out);
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     ASSERT_TRUE(owner_->Grant(token_, kReader, {All()}).ok());
   }
   ExtentRef All() const { return {kOwned, 0, owned_.size()}; }

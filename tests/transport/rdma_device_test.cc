@@ -72,8 +72,7 @@ class Loop {
 
 // A slab that is registered: the owner's or the reader's.
 struct Registered {
-  Registered(VerbsDevice* device, const Memory& memory)
-      : slab(device, memory.Dup(), memory.size()) {
+  Registered(VerbsDevice* device, const Memory& memory) : slab(device, memory.fd(), memory.size()) {
     EXPECT_TRUE(slab.Register().ok());
   }
   uint32_t key() const { return slab.remote_pieces().at(0).key; }
@@ -91,8 +90,7 @@ VerbsRead AllOf(const Registered& from, const Registered& into, uint64_t length)
 }
 
 void Punch(const Memory& memory, uint64_t offset, uint64_t length) {
-  const UniqueFd fd = memory.Dup();
-  ASSERT_EQ(fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+  ASSERT_EQ(fallocate(memory.fd()->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                       static_cast<off_t>(offset), static_cast<off_t>(length)),
             0);
 }
@@ -145,9 +143,9 @@ TEST(RdmaDevice, ARegistrationOutlivesItsMapping) {
   ASSERT_TRUE(loop.Read(AllOf(source, target, bytes.size())).ok());
   EXPECT_EQ(into.Read(0, bytes.size()), bytes);
   // What a client writes into its mapping is seen, and what is written into the file.
-  const UniqueFd client = from.Dup();
+  const SharedFd client = from.fd();
   auto* const mapped = static_cast<char*>(
-      mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_SHARED, client.get(), 0));
+      mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_SHARED, client->get(), 0));
   ASSERT_NE(mapped, MAP_FAILED);
   mapped[7] = static_cast<char>(~mapped[7]);
   munmap(mapped, bytes.size());
@@ -161,7 +159,7 @@ TEST(RdmaDevice, TheProbeForBorrowersIsRightBesideARegistration) {
   const auto device = Open();
   auto slab = cache::Slab::Make("probed", 4 * kMib);
   ASSERT_TRUE(slab.ok()) << slab.status();
-  RdmaSlab registered(device.get(), *(*slab)->Description(), 4 * kMib);
+  RdmaSlab registered(device.get(), SharedFd(*slab, &(*slab)->description()), 4 * kMib);
   ASSERT_TRUE(registered.Register().ok());
   EXPECT_TRUE(*(*slab)->Probe());  // nobody else has it
   {
@@ -238,13 +236,13 @@ TEST(RdmaDevice, AnOldKeyIsRefusedAndTouchesNothing) {
 
 TEST(RdmaDevice, AKilledProcessHoldsNoPagesBeforeItsEndIsSeen) {
   const int64_t before = PinnedPages();
-  const UniqueFd memory = *MakeMemfd("held", 128 * kMib, 0600);
+  const auto memory = std::make_shared<const UniqueFd>(*MakeMemfd("held", 128 * kMib, 0600));
   int ready[2] = {};
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();
   if (child == 0) {
     const auto device = OpenRdmaDevice("rxe0");
-    RdmaSlab slab(device->get(), *memory.Dup(), 128 * kMib);
+    RdmaSlab slab(device->get(), memory, 128 * kMib);
     const bool ok = slab.Register().ok();
     (void)!write(ready[1], ok ? "y" : "n", 1);
     pause();
@@ -273,8 +271,8 @@ TEST(RdmaBadInput, MemoryThatMustNotBeLockedIsCalledByItsName) {
     if (locked.unlimited || locked.limit != kMib) return false;
     const auto device = OpenRdmaDevice("rxe0");
     if (!device.ok()) return false;
-    const UniqueFd memory = *MakeMemfd("too-much", 8 * kMib, 0600);
-    RdmaSlab slab(device->get(), *memory.Dup(), 8 * kMib);
+    const auto memory = std::make_shared<const UniqueFd>(*MakeMemfd("too-much", 8 * kMib, 0600));
+    RdmaSlab slab(device->get(), memory, 8 * kMib);
     const Status refused = slab.Register();
     std::fprintf(stderr, "%s\n", refused.ToString().c_str());
     const std::string why(refused.message());
@@ -295,8 +293,8 @@ TEST(RdmaFaults, ADeviceThatGoesEndsWhatIsUnderWay) {
   const Memory owned(bytes), fetched(bytes.size());
   auto owner = StartRdma({.rank = 1, .incarnation = 5}, Open("rxe1"));
   auto reader = StartRdma(kReader, Open("rxe1"));
-  ASSERT_TRUE(owner->Attach(kOwned, owned.Dup(), owned.size()).ok());
-  ASSERT_TRUE(reader->Attach(kFetched, fetched.Dup(), fetched.size()).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned.fd(), owned.size()).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, fetched.fd(), fetched.size()).ok());
   const GrantToken token = NewGrantToken();
   const ExtentRef all = {kOwned, 0, owned.size()};
   ASSERT_TRUE(owner->Grant(token, kReader, {all}).ok());
@@ -338,11 +336,11 @@ TEST(RdmaFaults, ManyConnectionsLeaveNothingBehind) {
   const std::string bytes = Noise(kMib, 10);
   const Memory owned(bytes), fetched(bytes.size());
   const auto owner = StartRdma({.rank = 1, .incarnation = 5}, Open());
-  ASSERT_TRUE(owner->Attach(kOwned, owned.Dup(), owned.size()).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned.fd(), owned.size()).ok());
   const ExtentRef all = {kOwned, 0, owned.size()};
   const auto round = [&] {
     const auto reader = StartRdma(kReader, Open());
-    ASSERT_TRUE(reader->Attach(kFetched, fetched.Dup(), fetched.size()).ok());
+    ASSERT_TRUE(reader->Attach(kFetched, fetched.fd(), fetched.size()).ok());
     const GrantToken token = NewGrantToken();
     ASSERT_TRUE(owner->Grant(token, kReader, {all}).ok());
     ASSERT_TRUE(ReadAllOf(reader.get(), *owner, token, *owner->Describe(all), bytes, fetched).ok());

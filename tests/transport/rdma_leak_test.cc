@@ -64,8 +64,8 @@ class RdmaLeaks : public ::testing::Test {
 TEST_F(RdmaLeaks, AThousandConnectionsThatTheOwnerCuts) {
   const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_));
   const auto reader = StartRdma(kReader, MakeFakeDevice(fabric_, readers_));
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
-  ASSERT_TRUE(reader->Attach(kFetched, fetched_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), kBytes).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, fetched_.fd(), kBytes).ok());
   LeavesNothing([&] {
     const GrantToken token = NewGrantToken();
     ASSERT_TRUE(owner->Grant(token, kReader, {all_}).ok());
@@ -81,10 +81,10 @@ TEST_F(RdmaLeaks, AThousandConnectionsThatTheOwnerCuts) {
 // Readers that begin and end, as daemons do that are started again: the owner forgets those that are gone.
 TEST_F(RdmaLeaks, AThousandReadersThatComeAndGo) {
   const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_));
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), kBytes).ok());
   LeavesNothing([&] {
     const auto reader = StartRdma(kReader, MakeFakeDevice(fabric_, readers_));
-    ASSERT_TRUE(reader->Attach(kFetched, fetched_.Dup(), kBytes).ok());
+    ASSERT_TRUE(reader->Attach(kFetched, fetched_.fd(), kBytes).ok());
     const GrantToken token = NewGrantToken();
     ASSERT_TRUE(owner->Grant(token, kReader, {all_}).ok());
     const auto crc =

@@ -25,8 +25,8 @@ constexpr PeerId kOwner = {.rank = 1, .incarnation = 5};
 constexpr uint64_t kBytes = 1 << 20;
 
 void TakeAPageAway(const Memory& memory) {
-  const UniqueFd fd = memory.Dup();
-  ASSERT_EQ(fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPageBytes), 0);
+  ASSERT_EQ(
+      fallocate(memory.fd()->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPageBytes), 0);
 }
 
 class RdmaSlabTest : public ::testing::Test {
@@ -42,7 +42,7 @@ class RdmaSlabTest : public ::testing::Test {
 TEST_F(RdmaSlabTest, IsRegisteredAnewOnlySoOftenWithinATime) {
   const auto device = MakeFakeDevice(fabric_, owners_);
   const MonotonicNanos within = testing::Patient(2 * kNanosPerSecond);
-  RdmaSlab slab(device.get(), owned_.Dup(), kBytes,
+  RdmaSlab slab(device.get(), owned_.fd(), kBytes,
                 {.believed = 0, .most_anew = 2, .anew_within = within});
   ASSERT_TRUE(slab.Register().ok());
   for (int i = 0; i < 2; ++i) {
@@ -65,7 +65,7 @@ TEST_F(RdmaSlabTest, IsRegisteredAnewOnlySoOftenWithinATime) {
 
 TEST_F(RdmaSlabTest, WhatFailsToBeRegisteredDoesNotCount) {
   const auto device = MakeFakeDevice(fabric_, owners_);
-  RdmaSlab slab(device.get(), owned_.Dup(), kBytes, {.most_anew = 1});
+  RdmaSlab slab(device.get(), owned_.fd(), kBytes, {.most_anew = 1});
   owners_->failing_registers = 5;
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(absl::IsResourceExhausted(slab.Register()));
   EXPECT_TRUE(slab.Register().ok());
@@ -74,13 +74,13 @@ TEST_F(RdmaSlabTest, WhatFailsToBeRegisteredDoesNotCount) {
 TEST_F(RdmaSlabTest, IsRegisteredInTheBackgroundOnceItIsPrepared) {
   const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_));
   EXPECT_TRUE(owner->PreparesMemory());
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), kBytes).ok());
   EXPECT_EQ(owners_->registered, 0);
   owner->Prepare(kOwned);
   EXPECT_TRUE(testing::Await([&] { return owners_->registered == 1; }));
   owner->Prepare(kOwned);  // it is already
   owner->Prepare(99);      // is not attached
-  ASSERT_TRUE(owner->Attach(99, fetched_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(99, fetched_.fd(), kBytes).ok());
   owner->Prepare(99);
   EXPECT_TRUE(testing::Await([&] { return owners_->registered == 2; }));
   owner->Detach(kOwned);
@@ -89,7 +89,7 @@ TEST_F(RdmaSlabTest, IsRegisteredInTheBackgroundOnceItIsPrepared) {
 
 TEST_F(RdmaSlabTest, ThatCannotBeRegisteredInTheBackgroundIsByItsFirstUse) {
   const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_));
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), kBytes).ok());
   owners_->failing_registers = 1;
   owner->Prepare(kOwned);
   ASSERT_TRUE(testing::Await([&] { return owners_->failing_registers == 0; }));
@@ -104,10 +104,10 @@ TEST_F(RdmaSlabTest, AFirstGrantWaitsForNoOtherSlabInTheBackground) {
       StartRdma(kOwner, std::make_unique<HeldDevice>(MakeFakeDevice(fabric_, owners_), hold));
   const auto reader = StartRdma(kReader, MakeFakeDevice(fabric_, readers_));
   const Memory other(kBytes), third(kBytes);
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
-  ASSERT_TRUE(owner->Attach(1, other.Dup(), kBytes).ok());
-  ASSERT_TRUE(owner->Attach(2, third.Dup(), kBytes).ok());
-  ASSERT_TRUE(reader->Attach(kFetched, fetched_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(1, other.fd(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(2, third.fd(), kBytes).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, fetched_.fd(), kBytes).ok());
   hold->first = 1;  // the other one's alone
   owner->Prepare(1);
   ASSERT_TRUE(testing::Await([&] { return hold->held == 1; }));
@@ -131,8 +131,8 @@ TEST_F(RdmaSlabTest, IsRegisteredAnewWhereItsOwnersBytesAreNotThoseThatCameAndOn
   const RdmaSlabOptions slabs = {.believed = 0};
   const auto owner = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_), {}, {}, slabs);
   const auto reader = StartRdma(kReader, MakeFakeDevice(fabric_, readers_), {}, {}, slabs);
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), kBytes).ok());
-  ASSERT_TRUE(reader->Attach(kFetched, fetched_.Dup(), kBytes).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), kBytes).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, fetched_.fd(), kBytes).ok());
   const GrantToken token = NewGrantToken();
   const ExtentRef all = {kOwned, 0, kBytes};
   ASSERT_TRUE(owner->Grant(token, kReader, {all}).ok());
@@ -158,8 +158,8 @@ class TwoWays : public RdmaSlabTest {
         StartTcp(kOwner), StartRdma(kOwner, MakeFakeDevice(fabric_, owners_), {}, {}, slabs));
     reader_ = std::make_unique<ChoosingTransport>(
         StartTcp(kReader), StartRdma(kReader, MakeFakeDevice(fabric_, readers_), {}, {}, slabs));
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), kBytes).ok());
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), kBytes).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), kBytes).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), kBytes).ok());
   }
   // Under a grant of its own, so that the owner is asked.
   StatusOr<uint32_t> ReadAnew() {

@@ -84,8 +84,8 @@ class RdmaSlow : public ::testing::Test {
   void SetUp() override {
     owner_ = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_));
     reader_ = StartSlow(kReader, MakeFakeDevice(fabric_, readers_), slow_);
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     ASSERT_TRUE(owner_->Grant(token_, kReader, {All()}).ok());
     region_ = *owner_->Describe(All());
   }
@@ -176,7 +176,7 @@ TEST_F(RdmaSlow, Stress) {
   owner_ = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_), {}, {.max_connections = 3});
   reader_ = StartSlow(kReader, MakeFakeDevice(fabric_, readers_), slow_,
                       {.max_waiting = 200, .ask = 50 * kMs, .stall = 50 * kMs, .idle = 60 * kMs});
-  ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
   const Memory other(bytes_.size());
   constexpr SlabId kOther = 23;
   std::atomic<bool> stop = false;
@@ -226,13 +226,13 @@ TEST_F(RdmaSlow, Stress) {
       for (const auto& [id, memory] :
            {std::pair{kOther, &other},
             std::pair{kFetched, static_cast<const Memory*>(&fetched_)}}) {
-        (void)reader_->Attach(id, memory->Dup(), memory->size());
+        (void)reader_->Attach(id, memory->fd(), memory->size());
         std::this_thread::sleep_for(std::chrono::milliseconds(r() % 15));
         if (r() % 3 == 0) reader_->Detach(id);
       }
       if (r() % 8 == 0) {
         owner_->Detach(kOwned);
-        (void)owner_->Attach(kOwned, owned_.Dup(), owned_.size());
+        (void)owner_->Attach(kOwned, owned_.fd(), owned_.size());
         MutexLock lock(&mu);
         for (auto& t : tokens) {
           t = NewGrantToken();
@@ -309,7 +309,7 @@ TEST_F(RdmaSlow, DetachWaitsForNoOtherSlab) {
   Memory a(std::string(1 << 20, 'a'));
   const Memory b(1 << 20), c(1 << 20);
   for (const auto& [id, memory] : {std::pair<SlabId, const Memory*>{1, &a}, {2, &b}, {3, &c}}) {
-    ASSERT_TRUE(owner_->Attach(id, memory->Dup(), memory->size()).ok());
+    ASSERT_TRUE(owner_->Attach(id, memory->fd(), memory->size()).ok());
   }
   ASSERT_TRUE(owner_->Register(1).ok());
   ASSERT_TRUE(owner_->Grant(token_, kReader, {{1, 0, 4096}, {2, 0, 4096}}).ok());
@@ -317,7 +317,7 @@ TEST_F(RdmaSlow, DetachWaitsForNoOtherSlab) {
   hold->on = true;
   auto read = Begin(reader_.get(), Request(0, 4096, kLongStall));  // its Open registers slab 2
   ASSERT_TRUE(testing::Await([&] { return hold->held == 1; }));
-  ASSERT_EQ(fallocate(a.Dup().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 1 << 20), 0);
+  ASSERT_EQ(fallocate(a.fd()->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 1 << 20), 0);
   std::thread anew([&] { EXPECT_TRUE(owner_->Register(1).ok()); });
   EXPECT_TRUE(testing::Await([&] { return hold->held == 2; }));
   auto detached = std::async(std::launch::async, [&] { owner_->Detach(3); });
@@ -336,8 +336,8 @@ class RdmaSlowChoosing : public RdmaSlow {
     both_ = std::make_unique<ChoosingTransport>(
         StartTcp(kReader), StartSlow(kReader, MakeFakeDevice(fabric_, readers_), slow_, reader),
         left_out);
-    ASSERT_TRUE(both_owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
-    ASSERT_TRUE(both_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(both_owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
+    ASSERT_TRUE(both_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     ASSERT_TRUE(both_owner_->Grant(token_, kReader, {All()}).ok());
   }
   ReadRequest Of(uint64_t offset, uint64_t length, MonotonicNanos within) {

@@ -27,8 +27,8 @@ class RdmaTransportTest : public ::testing::Test {
              const FakeVerbsOptions& device = {}, const RdmaSlabOptions& slabs = {}) {
     owner_ = StartRdma(kOwner, MakeFakeDevice(fabric_, owners_, device), {}, owner, slabs);
     reader_ = StartRdma(kReader, MakeFakeDevice(fabric_, readers_, device), reader, {}, slabs);
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     ASSERT_TRUE(owner_->Grant(token_, kReader, {All()}).ok());
     region_ = *owner_->Describe(All());
   }
@@ -103,7 +103,7 @@ TEST_F(RdmaTransportTest, MemoryThatCannotBeLockedFailsTheReadAndNoMore) {
   EXPECT_TRUE(absl::IsResourceExhausted(Read(0, 1000).status()));
   EXPECT_TRUE(Read(0, 1000).ok());
   owner_->Detach(kOwned);
-  ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
   ASSERT_TRUE(owner_->Grant(token_, kReader, {All()}).ok());
   owners_->failing_registers = 1;
   const auto crc = Read(0, 1000);
@@ -123,14 +123,14 @@ TEST_F(RdmaTransportTest, NothingIsRegisteredBeforeItIsNeeded) {
 
 // The device would go on reading the page that it had, and writing into a page that is nobody's.
 TEST_F(RdmaTransportTest, ASlabThatHasLostAPageIsRegisteredAnew) {
-  RdmaSlab slab(readers_device_.get(), fetched_.Dup(), fetched_.size());
+  RdmaSlab slab(readers_device_.get(), fetched_.fd(), fetched_.size());
   fetched_.Write(0, bytes_);
   ASSERT_TRUE(slab.Register().ok());
   const uint32_t key = slab.local_pieces().at(0).key;
   ASSERT_TRUE(slab.Register().ok());
   EXPECT_EQ(slab.local_pieces().at(0).key, key);
   ASSERT_EQ(
-      fallocate(fetched_.Dup().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPageBytes),
+      fallocate(fetched_.fd()->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPageBytes),
       0);
   EXPECT_FALSE(slab.Registered());
   ASSERT_TRUE(slab.Register().ok());

@@ -93,8 +93,8 @@ class TcpTls : public ::testing::Test {
   void Start(const StreamSecurity& owner, const StreamSecurity& reader) {
     owner_ = StartWith(kOwner, owner);
     reader_ = StartWith(kReader, reader);
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     ASSERT_TRUE(owner_->Grant(token_, kReader, {{kOwned, 0, owned_.size()}}).ok());
   }
   // Of the first bytes, through whatever is at `address`.

@@ -62,7 +62,7 @@ class Stream {
 class TcpTransportTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
     ASSERT_TRUE(owner_->Grant(token_, kReader, {{kOwned, 0, owned_.size()}}).ok());
     region_ = *owner_->Describe({kOwned, 0, owned_.size()});
   }
@@ -77,7 +77,7 @@ class TcpTransportTest : public ::testing::Test {
   }
   std::unique_ptr<TcpTransport> Reader(MonotonicNanos stall = kLongStall) {
     auto reader = StartTcp(kReader, {}, {.stall = stall, .idle = kLongStall});
-    EXPECT_TRUE(reader->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    EXPECT_TRUE(reader->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     return reader;
   }
 
@@ -238,7 +238,7 @@ TEST_F(TcpTransportTest, StrangersDoNotKeepMembersOut) {
 TEST_F(TcpTransportTest, OnlyAnswersThatHaveBytesWaitForTheGate) {
   std::atomic<int> passed = 0;
   const auto owner = StartTcp({.rank = 1}, {.before_answer = [&] { ++passed; }});
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), owned_.size()).ok());
   ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 1000}}).ok());
   Stream stranger = Stream::To(owner->Address());
   stranger.Say(Encode(Opening{kTcpVersion, kReader}) + Encode(Question{1, {}, kOwned, 0, 100}));
@@ -269,7 +269,7 @@ TEST_F(TcpTransportTest, RevokeCutsAStreamWhosePeerTakesNothing) {
 
 TEST_F(TcpTransportTest, APeerThatTakesNothingIsCutOff) {
   const auto owner = StartTcp({.rank = 1}, {.stall = kShortStall});
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), owned_.size()).ok());
   ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, owned_.size()}}).ok());
   Stream stream = Stream::To(owner->Address());
   std::string questions = Encode(Opening{kTcpVersion, kReader});
@@ -303,7 +303,7 @@ TEST_F(TcpTransportTest, AnOwnerWhosePortIsTakenGrantsOnceItIsFree) {
   const auto owner = StartTcp({.rank = 1}, {.listen = address});
   EXPECT_EQ(owner->Address(), address);
   EXPECT_THAT(owner->Problem(), HasSubstr(address + ": Address already in use"));
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), owned_.size()).ok());
   // No token goes to who listens there now.
   EXPECT_TRUE(absl::IsUnavailable(owner->Grant(token_, kReader, {{kOwned, 0, 100}})));
   squatter->Reset();
@@ -321,7 +321,7 @@ TEST_F(TcpTransportTest, Ipv6) {
     return;
   }
   const auto owner = StartTcp({.rank = 1}, {.listen = "[::1]:0"});
-  ASSERT_TRUE(owner->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner->Attach(kOwned, owned_.fd(), owned_.size()).ok());
   ASSERT_TRUE(owner->Grant(token_, kReader, {{kOwned, 0, 100}}).ok());
   const auto reader = Reader();
   const auto region = owner->Describe({kOwned, 0, 100});
@@ -333,7 +333,7 @@ TEST_F(TcpTransportTest, Ipv6) {
 TEST_F(TcpTransportTest, PiecesThatWaitForTheirTurnAreWritten) {
   Memory into(3 * bytes_.size());
   const auto reader = StartTcp(kReader);
-  ASSERT_TRUE(reader->Attach(kFetched, into.Dup(), into.size()).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, into.fd(), into.size()).ok());
   std::atomic<bool> over = false;
   std::thread other([&] {
     while (!over) into.Write(2 * bytes_.size(), bytes_);
@@ -477,7 +477,7 @@ TEST_F(FalseOwner, TooManyReadsAreRefused) {
   const auto reader = StartTcp(
       kReader, {},
       {.streams = 1, .ahead = 1, .max_waiting = 4, .stall = kLongStall, .idle = kLongStall});
-  ASSERT_TRUE(reader->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+  ASSERT_TRUE(reader->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
   auto first = BeginRead(reader.get());
   Stream stream = Accept();
   stream.Hear(kQuestionBytes);  // it is under way now

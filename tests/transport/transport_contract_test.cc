@@ -20,8 +20,8 @@ class TransportContract : public ::testing::TestWithParam<ContractKind> {
   static constexpr PeerId kOwner = {.rank = 1, .incarnation = 5};
 
   void SetUp() override {
-    ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
   }
   // A grant of the whole slab, and its region.
   GrantToken GrantAll() {
@@ -188,11 +188,11 @@ TEST_P(TransportContract, WrongRequestsAreNamed) {
 }
 
 TEST_P(TransportContract, SlabsAreAttachedOnceAndWithTheirBytes) {
-  EXPECT_TRUE(absl::IsAlreadyExists(owner_->Attach(kOwned, owned_.Dup(), owned_.size())));
-  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Attach(33, owned_.Dup(), owned_.size() + 1)));
-  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Attach(33, owned_.Dup(), 0)));
+  EXPECT_TRUE(absl::IsAlreadyExists(owner_->Attach(kOwned, owned_.fd(), owned_.size())));
+  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Attach(33, owned_.fd(), owned_.size() + 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Attach(33, owned_.fd(), 0)));
   owner_->Detach(33);
-  EXPECT_TRUE(owner_->Attach(33, owned_.Dup(), 100).ok());
+  EXPECT_TRUE(owner_->Attach(33, owned_.fd(), 100).ok());
   EXPECT_TRUE(absl::IsOutOfRange(owner_->Describe({33, 0, 101}).status()));
 }
 
@@ -203,7 +203,7 @@ TEST_P(TransportContract, ADetachedSlabIsNotReadFrom) {
   const auto crc = ReadNow(reader_.get(), ReadOf(*owner_, token, region, 0, 100, fetched_));
   EXPECT_TRUE(absl::IsPermissionDenied(crc.status())) << crc.status();
   // Nor by the old grant once a slab has its number again.
-  ASSERT_TRUE(owner_->Attach(kOwned, owned_.Dup(), owned_.size()).ok());
+  ASSERT_TRUE(owner_->Attach(kOwned, owned_.fd(), owned_.size()).ok());
   const auto again = ReadNow(reader_.get(), ReadOf(*owner_, token, region, 0, 100, fetched_));
   EXPECT_TRUE(absl::IsPermissionDenied(again.status())) << again.status();
 }
@@ -228,7 +228,7 @@ TEST_P(TransportContract, ADetachedSlabIsNotWrittenTo) {
           << crc.status();
     }
     EXPECT_EQ(fetched_.Read(0, kBlockBytes), mark);
-    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.Dup(), fetched_.size()).ok());
+    ASSERT_TRUE(reader_->Attach(kFetched, fetched_.fd(), fetched_.size()).ok());
     EXPECT_TRUE(owner_->Revoke(token, ItsReads::kMayBeUnderWay));
   }
 }
@@ -293,7 +293,7 @@ TEST_P(TransportContract, BothReadFromEachOtherAtOnce) {
   const GrantToken token = GrantAll(), back = NewGrantToken();
   ASSERT_TRUE(reader_->Grant(back, kOwner, {{kFetched, 0, bytes_.size()}}).ok());
   const Memory returned(bytes_.size());
-  ASSERT_TRUE(owner_->Attach(kFetched, returned.Dup(), returned.size()).ok());
+  ASSERT_TRUE(owner_->Attach(kFetched, returned.fd(), returned.size()).ok());
   ASSERT_TRUE(ReadAllOf(reader_.get(), *owner_, token, Region(All()), bytes_, fetched_).ok());
   const auto region = reader_->Describe({kFetched, 0, bytes_.size()});
   ASSERT_TRUE(region.ok());

@@ -37,22 +37,22 @@ class Memory {
   explicit Memory(size_t bytes) : bytes_(bytes) {
     auto made = MakeMemfd("transport-test", bytes, 0600);
     EXPECT_TRUE(made.ok()) << made.status();
-    fd_ = *std::move(made);
+    fd_ = std::make_shared<const UniqueFd>(*std::move(made));
   }
-  UniqueFd Dup() const { return *fd_.Dup(); }
+  SharedFd fd() const { return fd_; }
   size_t size() const { return bytes_; }
   void Write(uint64_t offset, const std::string& bytes) {
-    EXPECT_TRUE(PwriteAll(fd_.get(), bytes.data(), bytes.size(), offset).ok());
+    EXPECT_TRUE(PwriteAll(fd_->get(), bytes.data(), bytes.size(), offset).ok());
   }
   std::string Read(uint64_t offset, size_t length) const {
     std::string bytes(length, '\0');
-    EXPECT_TRUE(PreadAll(fd_.get(), bytes.data(), length, offset).ok());
+    EXPECT_TRUE(PreadAll(fd_->get(), bytes.data(), length, offset).ok());
     return bytes;
   }
 
  private:
   size_t bytes_;
-  UniqueFd fd_;
+  SharedFd fd_;
 };
 
 // Longer than any test machine stands still, where a test is not about it.
