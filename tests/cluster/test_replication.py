@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from cairn_raw import NO_STEP, NOT_FOUND, UNAVAILABLE, CairnError, pattern
 from patience import patient
-from ring import MIB, Member, Ring, attempt_number, content, names, ring, until
+from ring import MIB, PATIENCE_MS, Member, Ring, attempt_number, content, names, ring, until
 
 JOB = "run"
+UNAVAILABLE_CODE = 6  # of the command
 LARGE = 24 * MIB + 5
 
 
@@ -60,6 +61,60 @@ def test_an_old_verdict_is_no_answer_to_a_wait() -> None:
         until("node 2 does not say so any more", lambda: r[2].exit_code(f"{words} 1") == 7)
         r.heal()
         r[2].cairn(f"{words} 20")
+
+
+@pytest.mark.full
+def test_an_own_copy_that_rots_comes_back_with_its_first_load(tmp_path: Path) -> None:
+    """Promises 1 and 2: after the commit its trainer writes into the memory that it still maps."""
+    with ring(3) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        saved = pattern("saved", 6 * MIB)
+        (extent,) = writer.create(1, {"model": len(saved)}).extents
+        writer.fill(extent, saved)
+        writer.commit(1, [writer.sealed("model", saved)])
+        r[0].wait_replicated(JOB, 1)
+        writer.maps[extent.slab][extent.offset + 5 * MIB] ^= 1
+
+        def gets() -> bool:
+            r[0].cairn(f"get {JOB}/1/model {tmp_path / 'out'}")
+            return (tmp_path / "out").read_bytes() == saved
+
+        assert gets()
+        r[0].wait_replicated(JOB, 1)
+        for other in (1, 2):
+            r[other].kill()
+        assert gets(), "from this node's own memory"
+
+
+def few_descriptors(r: Ring) -> None:
+    for member in r.members:
+        limited = [*member.host, "prlimit", "--nofile=256:256"]
+        member.command = [*limited, *member.command[len(member.host) :]]
+
+
+@pytest.mark.full
+def test_at_any_number_of_small_objects_clients_connect_and_replicas_are_made() -> None:
+    """The fewest descriptors a node starts with, and objects of which each has a slab of its own."""
+    with ring(3, budget=640 * MIB, before=few_descriptors) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        for step in range(1, 5):
+            objects = {f"0/{i}": bytes([step]) * (MIB + i) for i in range(40)}
+            writer.save(step, objects, timeout_ms=PATIENCE_MS)
+            r[0].wait_replicated(JOB, step)
+
+
+@pytest.mark.full
+def test_a_node_that_is_cut_off_names_the_silent_members_before_its_client_gives_up() -> None:
+    with ring(3, lost_after_s=300) as r:
+        writer = r[0].writer(JOB, attempt_number())
+        r[0].save(writer, 1)
+        r[0].wait_replicated(JOB, 1)
+        for other in (0, 1):
+            r.cut(2, other)
+        until("node 2 sees it", lambda: set(r[2].states().values()) == {"self", "silent"})
+        for words in (f"latest {JOB}", f"stat {JOB}/1", f"ls {JOB}/1"):
+            error = r[2].cairn(f"{words} --timeout {patient(3):g}", code=UNAVAILABLE_CODE)
+            assert "rank 0, 1 of the ring does not answer" in error, error
 
 
 def without_room(r: Ring) -> None:
