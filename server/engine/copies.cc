@@ -79,10 +79,10 @@ void Copies::On(const MemberId& from, const peer::WantList& list) {
   }
 }
 
-// The owner; or who stands in for one that is lost.
+// The owner; or who stands in for one that is gone.
 bool Copies::MayRelease(Rank from, const Part& part) const {
   const Rank owner = part.source->owner;
-  return owner == from || members_.Lost().contains(owner);
+  return owner == from || members_.Gone(owner);
 }
 
 void Copies::On(const MemberId& from, const peer::ReleaseList& list) {

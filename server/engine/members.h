@@ -95,6 +95,10 @@ class Members {
   MonotonicNanos lost_after() const { return options_.ring.lost_after_seconds * kNanosPerSecond; }
   bool Up(Rank rank) const;  // this node is
   const std::set<Rank>& Lost() const { return lost_; }
+  // Others answer for what it owned: it is lost, or has left the ring.
+  bool Gone(Rank owner) const {
+    return owner != kNoRank && (lost_.contains(owner) || !all_.contains(owner));
+  }
   // What the member whose clock is the furthest ahead has at least, in Unix ms: a life's incarnation is its clock when
   // it began. 0: nobody was met.
   int64_t GreatestClock() const;

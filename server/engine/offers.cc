@@ -37,21 +37,20 @@ Offers::Offers(Outbox* out, const Members* members, Jobs* jobs, Parts* parts, St
 
 // --- what is wanted
 
-// The members hold what a lost one had; the first of its backups that lives answers for it meanwhile.
+// The members hold what one had that is gone; the first of its backups that lives answers for it meanwhile.
 bool Offers::ActsFor(const Part& part) const {
   const PartSource& source = *part.source;
-  if (source.role != PartRole::kReplica || !members_.Lost().contains(source.owner)) return false;
+  if (source.role != PartRole::kReplica || !members_.Gone(source.owner)) return false;
   const std::vector<Rank> backups = members_.BackupsOf(source.owner, members_.Lost(), 1);
   return !backups.empty() && backups.front() == members_.self();
 }
 
-// Also for a lost owner whose first backup has nothing of it, as one that came back empty: whoever has it sees to it
+// Also for an owner that is gone, whose first backup has nothing of it, as one that came back empty: whoever has it sees to it
 // that it has copies, and is written.
 bool Offers::Answers(const Part& part) const {
   if (part.source->role == PartRole::kOwn || ActsFor(part)) return true;
   const bool lacks = part.checkpoint->elsewhere->replicas < part.checkpoint->job->verdict->asked;
-  return lacks && part.source->role == PartRole::kReplica &&
-         members_.Lost().contains(part.source->owner);
+  return lacks && part.source->role == PartRole::kReplica && members_.Gone(part.source->owner);
 }
 
 void Offers::AddParts(const Checkpoint& checkpoint, bool target, Wanted* wanted) const {

@@ -285,6 +285,22 @@ def test_drain_secures_the_last_copy_and_gives_the_rank_back() -> None:
         assert r[0].loads(JOB, 5, 1, attempt=attempt)
 
 
+def test_what_a_member_had_that_left_the_ring_is_copied_again() -> None:
+    """Promise 1, without storage: drain, resize and stop, as fast as the page lets one."""
+    with catalog_ring(spares=0) as (r, database):
+        writer = r[2].writer(JOB, attempt_number())
+        r[2].save(writer, 7)
+        r[2].wait_replicated(JOB, 7)
+        writer.vanish()
+        r[2].cairn("drain --timeout 60", limit_s=90)
+        r[0].cairn("ring resize 2")
+        r[2].kill()
+        await_met(r, (0, 1), {0, 1})
+        until("there are two copies", lambda: r[1].json(f"stat {JOB}/7")["facts"]["resident"])
+        r[0].kill()
+        assert r[1].loads(JOB, 7)
+
+
 def test_a_drain_goes_on_when_the_daemon_dies() -> None:
     with catalog_ring(size=2, spares=0) as (r, database):
         writer = r[0].writer(JOB, attempt_number())

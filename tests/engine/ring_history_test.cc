@@ -1,3 +1,4 @@
+// One file: each test needs members that go and come back, and all make them the same way.
 // What a node of a ring makes of what was so before: of members that are lost or come back, of
 // refusals, of a life that goes back, of jobs that are forgotten, of what was removed.
 #include "server/engine/gathered.h"
@@ -42,6 +43,29 @@ TEST_F(AmongFour, WhoHasALostOwnersPartSeesToItThatThereAreCopies) {
   ASSERT_NE(offered, nullptr);
   ASSERT_EQ(offered->wants.size(), 1u);
   EXPECT_EQ(offered->wants[0].owner, 0) << "it stays that member's";
+}
+
+// Rank 3 was the owner, and the ring has three members now.
+TEST_F(AmongFour, WhoHasThePartOfOneThatLeftTheRingSeesToItThatThereAreCopies) {
+  const Manifest manifest = ManifestOf({{"job", 1, 1, 0}, 0}, 1, 16 * kMiB);
+  Keep(3, manifest);
+  options.ring.members.erase(3);
+  Restart();
+  tells.clear();
+  for (int i = 0; i < 3; ++i) {
+    for (const Rank rank : {0, 1}) Up(rank);
+    Hear(CompleteUpTo(1), {0, 1});
+    Advance(kNanosPerSecond);
+  }
+  const auto* offered = LastSaid<peer::WantList>(0);
+  ASSERT_NE(offered, nullptr);
+  ASSERT_EQ(offered->wants.size(), 1u);
+  EXPECT_EQ(offered->wants[0].owner, 3);
+  // Rank 0, which stands in for it, may release it here.
+  const peer::Release release{
+      manifest.Part(), DigestOf(manifest), peer::Fate::kSuperseded, {"job", 2, 1, 0}};
+  Apply(event::PeerSaid{Of(0), peer::ReleaseList{1, {release}}});
+  EXPECT_THAT(engine->Describe("job", {manifest.Checkpoint()}).parts, testing::IsEmpty());
 }
 
 // As before, but it comes when the owner is back already.
