@@ -49,7 +49,7 @@ import cpp_source
 import patience
 from driver.budget import leave, seconds_left
 from driver.ledger import MODE, TURNS, Due, Ledger, describe
-from driver.process import LOWEST_PRIORITY, ROOT, run_process, say, tail
+from driver.process import LOWEST_PRIORITY, ROOT, end_with_all_that_runs, run_process, say, tail
 from driver.programs import Runner, list_programs
 from driver.pytests import DEBIAN_PYTHON, NO_TESTS_COLLECTED, TORCH2_PYTHON
 from driver.report import Case, Report
@@ -434,6 +434,7 @@ def main() -> int:
     if arguments.check:
         return check([by_name[name] for name in arguments.names] or mutants)
 
+    end_with_all_that_runs()
     ledger = Ledger()
     due = [Due(name, "asked") for name in arguments.names] or plan(mutants, ledger)
     workshops = Workshops(ledger)

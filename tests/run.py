@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -177,8 +178,13 @@ def main() -> int:
         record.begin_run()
     run = stage_command(Path(__file__).resolve(), arguments.tier, arguments.filter)
     schedule = Schedule(run, report, bounded=in_turns)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: schedule.stop())
     with disk.temporary_folder():
         schedule.run(chosen_stages(arguments))
+    if schedule.stopped:
+        say("stopped, and nothing runs any more")
+        return 1
     if whole:
         for name in record.overdue(schedule.left):
             report.add_one(name, "it has missed its turns, and this run did not reach it either")

@@ -52,6 +52,23 @@ LOWEST_PRIORITY = ("nice", "-n", "19")
 STACKS_S = 60
 
 
+# Groups of processes that run now.
+_groups: set[int] = set()
+
+
+def end_with_all_that_runs() -> None:
+    """From now on SIGTERM and SIGINT end the groups, too, which this process has started."""
+
+    def end(number: int, _: object) -> None:
+        for group in list(_groups):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+
+
 class Ended(NamedTuple):
     code: int  # exit status, or -SIGKILL past the time
     output: str
@@ -81,11 +98,13 @@ def run_process(
             stderr=subprocess.STDOUT,
             process_group=0,
         )
+        _groups.add(process.pid)
         note = ""
         if not ends_within(process.pid, limit_s):
             note = f"{stacks(process.pid)}\n(ran past {limit_s:g} s{PAST_ITS_TIME}"
             os.killpg(process.pid, signal.SIGKILL)
         _, status, usage = os.wait4(process.pid, 0)
+        _groups.discard(process.pid)
         process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
         text = output.read().decode(errors="replace") + note
@@ -181,6 +200,7 @@ def run_shown(command: Sequence[str], timeout_s: float) -> Shown:
         errors="replace",
         process_group=0,
     )
+    _groups.add(process.pid)
     last: collections.deque[str] = collections.deque(maxlen=SHOWN_LAST)
 
     def show() -> None:
@@ -195,6 +215,7 @@ def run_shown(command: Sequence[str], timeout_s: float) -> Shown:
     if not ended:
         os.killpg(process.pid, signal.SIGKILL)
     _, status, usage = os.wait4(process.pid, 0)
+    _groups.discard(process.pid)
     process.returncode = code = os.waitstatus_to_exitcode(status)
     shower.join(timeout=10)  # a child outside the group may hold the pipe
     failed = f"exit status {code}" if code else ""

@@ -15,9 +15,11 @@ deadlines.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +29,7 @@ from pathlib import Path
 
 from driver import budget, disk
 from driver.ledger import Ledger
-from driver.process import say
+from driver.process import end_with_all_that_runs, say
 from driver.report import RESULTS, Case, Report, Time, read_report, write_report
 from driver.stages import Settings
 
@@ -68,6 +70,7 @@ class StageTime:
 
 def run_here(stage: Stage, settings: Settings, output: Path) -> None:
     """The body of a stage's process: writes its cases to a file."""
+    end_with_all_that_runs()
     report = Report()
     try:
         stage.run(settings, report)
@@ -89,6 +92,15 @@ class Schedule:
         self._begin = time.monotonic()
         self.times: list[StageTime] = []
         self.left: list[str] = []  # for another run, for want of time
+        self.stopped = False
+        self._running: set[int] = set()
+
+    def stop(self) -> None:
+        """No stage begins any more, and those that run end with all that they have started."""
+        self.stopped = True
+        for group in list(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGTERM)
 
     def run(self, stages: list[Stage]) -> None:
         """A failure in the first lane ends the run."""
@@ -98,7 +110,7 @@ class Schedule:
 
         def run_lane(lane: Lane) -> None:
             for stage in stages:
-                if stage.lane == lane:
+                if stage.lane == lane and not self.stopped:
                     self._run_stage(stage)
 
         lanes = [lane for lane in Lane if lane != Lane.FIRST]
@@ -131,10 +143,15 @@ class Schedule:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            process_group=0,
         )
+        self._running.add(process.pid)
+        if self.stopped:
+            self.stop()  # it began meanwhile
         reader = threading.Thread(target=relay, args=[process.stdout, stage.name], daemon=True)
         reader.start()
         _, status, usage = os.wait4(process.pid, 0)
+        self._running.discard(process.pid)
         process.returncode = code = os.waitstatus_to_exitcode(status)
         reader.join(LAST_WORDS_S)
         cases, programs = read_output(stage, output, code)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from driver.process import SHOWN_LAST, TAIL_LINES, finding, run_process, run_shown
-from patience import patient
+from patience import patient, until
 
 
 def test_of_a_command_that_failed_the_last_lines_are_kept() -> None:
@@ -32,6 +36,29 @@ def test_one_that_does_not_end_is_killed_with_what_it_started() -> None:
     limit_s = patient(5)
     lines = run_shown([sys.executable, "-c", program], limit_s).problem.splitlines()
     assert lines == [f"ran past {limit_s:.0f} s", "started"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_stopped_ends_what_it_has_started(tmp_path: Path, number: int) -> None:
+    program = (
+        "import sys; from driver.process import end_with_all_that_runs, run_process\n"
+        "end_with_all_that_runs()\n"
+        "run_process(['sh', '-c', 'echo $$ > $0.new; mv $0.new $0; sleep 1000', sys.argv[1]], 1000)"
+    )
+    group = tmp_path / "group"
+    runs = subprocess.Popen([sys.executable, "-c", program, str(group)])
+    until("it has started something", group.exists)
+    runs.send_signal(number)
+    assert runs.wait(patient(20)) == 128 + number
+    until("that is gone", lambda: not runs_still(int(group.read_text())))
+
+
+def runs_still(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_a_process_says_what_it_used() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from driver.flaky import Excuses
 from driver.ledger import Ledger
 from driver.report import Report
 from driver.schedule import Lane, Schedule, Stage
-from patience import patient
+from patience import patient, until
 
 WAIT = """
 import json, os, pathlib, sys, time
@@ -110,3 +111,21 @@ def test_a_process_that_a_stage_leaves_behind_does_not_hold_up_the_run(
     left.run([stage("demo", Lane.FRONT)])
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it is still there
     assert left.times[0].wall_s < patient(30)
+
+
+def test_a_run_that_is_stopped_ends_its_stages_and_begins_no_other(tmp_path: Path) -> None:
+    begun = []
+
+    def command(stage: Stage, output: Path) -> list[str]:
+        begun.append(stage.name)
+        return ["sh", "-c", 'touch "$0"; sleep 1000', str(tmp_path / stage.name)]
+
+    stopped = Schedule(command, Report())
+    stages = [stage("unit", Lane.FRONT), stage("python", Lane.FRONT)]
+    runs = threading.Thread(target=stopped.run, args=[stages])
+    runs.start()
+    until("it has begun", (tmp_path / "unit").exists)
+    stopped.stop()
+    runs.join(patient(20))
+    assert not runs.is_alive()
+    assert begun == ["unit"]
