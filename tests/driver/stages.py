@@ -139,6 +139,7 @@ def run_in_guest(name: str, limit_s: float, command: list[str], report: Report) 
     xml = results / f"{name}.xml"
     xml.unlink(missing_ok=True)
     words = shlex.join(command).replace(XML, f'"$OUT/{xml.name}"')
+    limit_s = patience.patient(limit_s)
     limit = ["--limit", str(limit_s), "--bring", str(results)]
     run = ["hack/guest", *limit, "bash", "-c", f"exec {words}"]
     env = {**python_env("all"), "PYTHONPYCACHEPREFIX": "/tmp/pycache"}
