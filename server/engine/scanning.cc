@@ -30,6 +30,13 @@ const Caller* WriterOf(const Event& event) {
   return nullptr;
 }
 
+// Without a look at storage it would be half done, or half an answer.
+bool NeedsStorage(const Event& event) {
+  return std::holds_alternative<event::ChooseAttempt>(event) ||
+         std::holds_alternative<event::Use>(event) ||
+         std::holds_alternative<event::Remove>(event) || std::holds_alternative<event::List>(event);
+}
+
 }  // namespace
 
 Scanning::Scanning(const Options& options, const Mode& mode, const JournalRoom* journal,
@@ -243,7 +250,7 @@ void Scanning::Left(const Parked& parked) {
   if (Job* job = jobs_.Find(parked.job)) job->scan.Edit().waiting.erase(parked.request);
 }
 
-// Storage had its time; the event goes on with what memory knows.
+// Storage had its time; what can goes on with what memory knows.
 void Scanning::TimeUp(const Parked& parked) {
   const Job* job = jobs_.Find(parked.job);
   const Caller* writer = WriterOf(parked.event);
@@ -252,6 +259,11 @@ void Scanning::TimeUp(const Parked& parked) {
     return callers_.Answer(
         parked.request, absl::UnavailableError(absl::StrCat("job: storage has not said yet whose ",
                                                             job->name, " is")));
+  }
+  if (job != nullptr && job->scan->state == ScanState::kScanning && NeedsStorage(parked.event)) {
+    return callers_.Answer(parked.request,
+                           absl::UnavailableError(absl::StrCat("the storage of job ", job->name,
+                                                               " has not answered in time")));
   }
   GoOn(parked, &gave_up_);
 }

@@ -195,6 +195,22 @@ TEST_F(Stored, StorageThatHangsDelaysSavingABoundedTime) {  // promise 4
   EXPECT_FALSE(AnswerTo(unknown.caller.request).ok());
 }
 
+TEST_F(Stored, WhatNeedsStorageIsNotHalfDoneWhereItHangs) {
+  const SessionId session = Hello({});
+  hold_scans = true;
+  const event::List list{From(session), "other", "", 10, Soon()};
+  const event::Remove remove{From(session), {"other", 1}, false, /*force=*/true, Soon()};
+  const event::Use use{From(session), {"other", 1}, /*fence=*/true, Soon()};
+  Apply(list);
+  Apply(remove);
+  Apply(use);
+  Advance(11 * kNanosPerSecond);
+  for (const Caller& caller : {list.caller, remove.caller, use.caller}) {
+    EXPECT_THAT(AnswerTo(caller.request).status(),
+                Fails(absl::StatusCode::kUnavailable, "has not answered in time"));
+  }
+}
+
 TEST_F(Stored, WaitIsAnsweredWhenItsLevelIsReached) {
   const SessionId session = HelloWith(PersistMode::kNewest);
   hold_persists = true;
