@@ -44,9 +44,12 @@ Fetches::Fetches(const Options& options, const Mode* mode, JournalRoom* journal,
   manifests_.set_kept([this](Part* part, const Status& status) { Kept(part, status); });
 }
 
-Status Fetches::NoRoomBesideRest(const PartKey& part) {
-  return absl::ResourceExhaustedError(absl::StrCat("there is no place for ", part.DebugString(),
-                                                   " while what is left of it here is being read"));
+bool Fetches::RestIsRead(const PartKey& key) const {
+  const Part* part = parts_.Find(key);
+  if (part == nullptr || Holds(*part)) return false;
+  const auto& slabs = part->content->slabs;
+  return std::any_of(slabs.begin(), slabs.end(),
+                     [this](const auto& slab) { return ledger_.Find(slab.first)->Locked(); });
 }
 
 bool Fetches::Holds(const Part& part) {
@@ -124,8 +127,9 @@ Status Fetches::CheckPlace(const Order& order) const {
     return absl::AlreadyExistsError(
         absl::StrCat(order.part.DebugString(), " is here with other content"));
   }
-  for (const auto& [slab, objects] : part->content->slabs) {
-    if (!Holds(*part) && ledger_.Find(slab)->Locked()) return NoRoomBesideRest(order.part);
+  if (RestIsRead(order.part)) {
+    return absl::UnavailableError(
+        absl::StrCat("what is left of ", order.part.DebugString(), " here is being read"));
   }
   return absl::OkStatus();
 }
@@ -364,7 +368,10 @@ Status Fetches::Take(const Order& order, const event::Fetched& event) {
       return absl::AlreadyExistsError(absl::StrCat(order.part.DebugString(), " is here by now"));
     }
     // What is left of a damaged copy makes room for a whole one.
-    if (!Release(here)) return NoRoomBesideRest(order.part);
+    if (!Release(here)) {
+      return absl::UnavailableError(
+          absl::StrCat("what is left of ", order.part.DebugString(), " here is being read"));
+    }
     job = jobs_.FindOrMake(order.part.checkpoint.job);
   }
   jobs_.TakeOwnership(job, order.uid, order.gid, std::nullopt);

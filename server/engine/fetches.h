@@ -73,6 +73,8 @@ class Fetches {
   bool any_aborted() const { return !aborted_.empty(); }
   uint64_t DoneBytes(const PartKey& part) const;  // of one under way
   void Cancel(const PartKey& part);
+  // A damaged copy, which readers keep from making way for a whole one.
+  bool RestIsRead(const PartKey& part) const;
   // The part is here, all of it, and outlives the daemon.
   static bool Holds(const Part& part);
   // Its owner lets it go, or its checkpoint gave way: its memory becomes a spare. False: somebody reads it.
@@ -115,7 +117,6 @@ class Fetches {
   Status Join(const Order& order);
   void AddSources(uint64_t id, const std::vector<Rank>& sources);
   Status CheckPlace(const Order& order) const;
-  static Status NoRoomBesideRest(const PartKey& part);
   Status CheckNames(const PartKey& of, const PartTable& table) const;
   static uint64_t SlabBytesOf(const Order& order);
   SlabRecord* FindSpare(const Order& order) const;

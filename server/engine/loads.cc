@@ -95,6 +95,7 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
     if (job == nullptr || (part != nullptr && Fetches::Holds(*part))) continue;
     const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kFetched);
     if (order.sources.empty()) {
+      if (NobodyElseHas(place)) continue;
       waiting->problem = absl::UnavailableError(
           absl::StrCat(key.DebugString(), ": no member that has it answers now"));
       continue;
@@ -114,9 +115,16 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
   }
 }
 
+// What has just broken here was the only copy.
+bool Loads::NobodyElseHas(const peer::Place& place) const {
+  const auto& others = members_.others();
+  return place.holders == std::set<Rank>{members_.self()} &&
+         std::all_of(others.begin(), others.end(), [](const auto& one) { return one.second.up; });
+}
+
 // Without room for it here it is read where it lies.
-void Loads::DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting) {
-  if (!absl::IsResourceExhausted(why)) {
+void Loads::DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting) const {
+  if (!absl::IsResourceExhausted(why) && !fetches_.RestIsRead(order.part)) {
     waiting->problem = why;
     return;
   }
@@ -167,6 +175,8 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
     restoring_.erase(order.part);
     if (status.ok()) {
       out_.Count("parts_restored");
+    } else if (absl::IsDataLoss(status)) {  // each source's copy is bad, and would be so again
+      restore_.erase(order.part.checkpoint);
     } else {
       restore_.insert(order.part.checkpoint);
     }

@@ -77,7 +77,8 @@ class Loads : public Waitlist {
   void Restore(const peer::PlacesSaid& said);
   void Ended(const Fetches::Order& order, const Status& status);
   void Begin(const peer::PlacesSaid& said, Waiting* waiting);
-  static void DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting);
+  bool NobodyElseHas(const peer::Place& place) const;
+  void DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting) const;
   void ResumeGone();
   static std::set<CheckpointKey> ThatCount(const Job& job);
   void AskToRestore(const CheckpointKey& key);

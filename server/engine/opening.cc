@@ -174,7 +174,12 @@ void Opening::On(const event::Verified& event) {
 void Opening::AnswerVerified(const event::Open& open, const Verification& verification,
                              const Status& status) {
   const ObjectRef object = parts_.Find(verification.part, verification.name);
-  if (!object || !object.resident()) return On(open);  // another copy, or why there is none
+  if (!object || !object.resident()) {
+    if (object && object.part->checkpoint->files->persisted) {
+      return AnswerStored(open.caller, object);
+    }
+    return On(open);  // another copy, or why there is none
+  }
   if (status.ok()) return AnswerOpen(open.caller, object, open.mode);
   out_.Answer(open.caller.request,
               Annotate(status, absl::StrCat(verification.part.DebugString(), " \"",

@@ -336,7 +336,6 @@ TEST_F(Rotten, BesideWhatIsReadOfItHereItIsReadWhereItLies) {
   ASSERT_TRUE(read.ok());
   const RequestId open = OpensAndChecks("a");
   SayWhereIs("a");
-  for (int i = 0; i < 6 && !Answered(open); ++i) Advance(kNanosPerSecond);
   ASSERT_TRUE(Answered(open));
   const auto answer = AnswerTo(open);
   ASSERT_TRUE(answer.ok()) << answer.status();
@@ -345,6 +344,30 @@ TEST_F(Rotten, BesideWhatIsReadOfItHereItIsReadWhereItLies) {
   Advance(5 * kNanosPerSecond);
   SayWhereIs("");
   ComesBack();
+}
+
+TEST_F(Rotten, OneWhoseReplicaIsRottenTooIsNotReadAgainAndAgain) {
+  const RequestId open = OpensAndChecks("a");
+  SayWhereIs("a");
+  ASSERT_EQ(fetches.size(), 1u);
+  Apply(event::Fetched{fetches[0].fetch, absl::DataLossError("from every source"), nullptr, ""});
+  EXPECT_THAT(AnswerTo(open).status(), Fails(absl::StatusCode::kDataLoss, "from every source"));
+  for (int i = 0; i < 5; ++i) {
+    Advance(kNanosPerSecond);
+    SayWhereIs("");
+  }
+  EXPECT_EQ(fetches.size(), 1u);
+}
+
+// The home has not heard yet that the copy here is gone.
+TEST_F(Rotten, TheOnlyCopyIsLost) {
+  const RequestId open = OpensAndChecks("a");
+  peer::PlacesSaid places = PlacesOf(saved);
+  places.name = "a";
+  places.places[0].owner = options.ring.rank;
+  places.places[0].holders = {options.ring.rank};
+  Apply(event::PeerSaid{other, places});
+  EXPECT_THAT(AnswerTo(open).status(), Fails(absl::StatusCode::kDataLoss, "no good copy"));
 }
 
 TEST_F(Rotten, WithoutAnotherCopyTheErrorSaysWhatIsWrong) {
