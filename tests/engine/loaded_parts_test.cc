@@ -360,7 +360,7 @@ TEST_F(Rotten, OneWhoseReplicaIsRottenTooIsNotReadAgainAndAgain) {
   EXPECT_EQ(fetches.size(), 1u);
 }
 
-// The home has not heard yet that the copy here is gone.
+// For the home the copy here still counts.
 TEST_F(Rotten, TheOnlyCopyIsLost) {
   const RequestId open = OpensAndChecks("a");
   peer::PlacesSaid places = PlacesOf(saved);
