@@ -115,7 +115,7 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
   }
 }
 
-// What has just broken here was the only copy.
+// The copy that has just broken here was the only one.
 bool Loads::NobodyElseHas(const peer::Place& place) const {
   const auto& others = members_.others();
   return place.holders == std::set<Rank>{members_.self()} &&
