@@ -95,7 +95,7 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
     if (job == nullptr || (part != nullptr && Fetches::Holds(*part))) continue;
     const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kFetched);
     if (order.sources.empty()) {
-      if (NobodyElseHas(place)) continue;
+      if (IsTheOnlyCopy(said.checkpoint, place)) continue;
       waiting->problem = absl::UnavailableError(
           absl::StrCat(key.DebugString(), ": no member that has it answers now"));
       continue;
@@ -115,10 +115,12 @@ void Loads::Begin(const peer::PlacesSaid& said, Waiting* waiting) {
   }
 }
 
-// The copy that has just broken here was the only one.
-bool Loads::NobodyElseHas(const peer::Place& place) const {
+// The one that has just broken here, as far as the home ever said. A home that is new may not know all holders.
+bool Loads::IsTheOnlyCopy(const CheckpointKey& key, const peer::Place& place) const {
+  const Checkpoint* checkpoint = parts_.Find(key);
   const auto& others = members_.others();
-  return place.holders == std::set<Rank>{members_.self()} &&
+  return checkpoint != nullptr && checkpoint->elsewhere->replicas == 0 &&
+         place.holders == std::set<Rank>{members_.self()} &&
          std::all_of(others.begin(), others.end(), [](const auto& one) { return one.second.up; });
 }
 
@@ -175,10 +177,9 @@ void Loads::Ended(const Fetches::Order& order, const Status& status) {
     restoring_.erase(order.part);
     if (status.ok()) {
       out_.Count("parts_restored");
-    } else if (absl::IsDataLoss(status)) {  // each source's copy is bad, and would be so again
-      restore_.erase(order.part.checkpoint);
     } else {
-      restore_.insert(order.part.checkpoint);
+      std::set<PartKey>& bad = restore_[order.part.checkpoint];
+      if (absl::IsDataLoss(status)) bad.insert(order.part);
     }
   }
   std::vector<Wanted> done;
@@ -212,19 +213,21 @@ void Loads::VerdictChanged(const Job& job) {
   const std::set<CheckpointKey> wanted = ThatCount(job);
   // The first verdict that knows of something: who has it may have been away until now.
   if (!wanted.empty() && restored_.insert(job.name).second) {
-    restore_.insert(wanted.begin(), wanted.end());
-    for (const CheckpointKey& key : wanted) AskToRestore(key);
+    for (const CheckpointKey& key : wanted) {
+      restore_.try_emplace(key);
+      AskToRestore(key);
+    }
     return;
   }
   // What others have gone beyond need not come back any more.
-  std::erase_if(restore_, [&](const CheckpointKey& key) {
-    return key.job == job.name && !wanted.contains(key);
+  std::erase_if(restore_, [&](const auto& of) {
+    return of.first.job == job.name && !wanted.contains(of.first);
   });
 }
 
 void Loads::Broke(const Checkpoint& checkpoint) {
   if (members_.Alone() || !ThatCount(*checkpoint.job).contains(checkpoint.key)) return;
-  restore_.insert(checkpoint.key);
+  restore_.try_emplace(checkpoint.key);
   AskToRestore(checkpoint.key);
 }
 
@@ -239,13 +242,14 @@ bool Loads::Restoring(const CheckpointKey& key) const {
 
 // What cannot come now, for want of a source or of memory, is asked for again.
 void Loads::Restore(const peer::PlacesSaid& said) {
-  if (!restore_.contains(said.checkpoint) || jobs_.Find(said.checkpoint.job) == nullptr) return;
+  const auto of = restore_.find(said.checkpoint);
+  if (of == restore_.end() || jobs_.Find(said.checkpoint.job) == nullptr) return;
   // Until each writer's part is known to lie somewhere.
   bool all = !said.places.empty() &&
              static_cast<int32_t>(said.places.size()) == said.places.front().world_size;
   for (const peer::Place& place : said.places) {
     const PartKey key{said.checkpoint, place.writer};
-    if (place.owner != members_.self()) continue;
+    if (place.owner != members_.self() || of->second.contains(key)) continue;
     const Part* part = parts_.Find(key);
     if (part != nullptr && Fetches::Holds(*part)) continue;
     const Fetches::Order order = OrderOf(said.checkpoint, place, PartRole::kOwn);
@@ -255,7 +259,7 @@ void Loads::Restore(const peer::PlacesSaid& said) {
       all = false;
     }
   }
-  if (all) restore_.erase(said.checkpoint);
+  if (all) restore_.erase(of);
 }
 
 // The home does not say where a name is that no part it knows has; so nobody would ever say so of a checkpoint that has
@@ -275,9 +279,8 @@ void Loads::Run(bool again) {
   TryMemoryAgain(again);
   if (!again) return;
   std::erase_if(restored_, [this](const std::string& job) { return jobs_.Find(job) == nullptr; });
-  std::erase_if(restore_,
-                [this](const CheckpointKey& key) { return jobs_.Find(key.job) == nullptr; });
-  for (const CheckpointKey& key : restore_) AskToRestore(key);
+  std::erase_if(restore_, [this](const auto& of) { return jobs_.Find(of.first.job) == nullptr; });
+  for (const auto& [key, bad] : restore_) AskToRestore(key);
   for (const auto& [wanted, waiting] : waiting_) {
     if (!waiting.answered) Ask(wanted);
   }

@@ -77,7 +77,7 @@ class Loads : public Waitlist {
   void Restore(const peer::PlacesSaid& said);
   void Ended(const Fetches::Order& order, const Status& status);
   void Begin(const peer::PlacesSaid& said, Waiting* waiting);
-  bool NobodyElseHas(const peer::Place& place) const;
+  bool IsTheOnlyCopy(const CheckpointKey& key, const peer::Place& place) const;
   void DidNotCome(const Fetches::Order& order, const Status& why, Waiting* waiting) const;
   void ResumeGone();
   static std::set<CheckpointKey> ThatCount(const Job& job);
@@ -96,8 +96,9 @@ class Loads : public Waitlist {
 
   std::map<Wanted, Waiting> waiting_;
   std::map<RequestId, Wanted> of_request_;
-  std::set<std::string> restored_;   // jobs whose own parts were asked for
-  std::set<CheckpointKey> restore_;  // of them, those of which something is still to come
+  std::set<std::string> restored_;  // jobs whose own parts were asked for
+  // Of them, those of which something is still to come; and their parts of which each source's copy was bad.
+  std::map<CheckpointKey, std::set<PartKey>> restore_;
   std::set<PartKey> restoring_;
   uint64_t memory_version_ = 0;
   bool verdict_changed_ = false;

@@ -45,8 +45,8 @@ bool Offers::ActsFor(const Part& part) const {
   return !backups.empty() && backups.front() == members_.self();
 }
 
-// Also for an owner that is gone, whose first backup has nothing of it, as one that came back empty: whoever has it sees to it
-// that it has copies, and is written.
+// Also where that backup has nothing of it, as one that came back empty: each member that has the part sees to it that it
+// has copies, and is written.
 bool Offers::Answers(const Part& part) const {
   if (part.source->role == PartRole::kOwn || ActsFor(part)) return true;
   const bool lacks = part.checkpoint->elsewhere->replicas < part.checkpoint->job->verdict->asked;

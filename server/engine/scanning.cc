@@ -32,8 +32,7 @@ const Caller* WriterOf(const Event& event) {
 
 // Without a look at storage it would be half done, or half an answer.
 bool NeedsStorage(const Event& event) {
-  return std::holds_alternative<event::ChooseAttempt>(event) ||
-         std::holds_alternative<event::Use>(event) ||
+  return std::holds_alternative<event::Use>(event) ||
          std::holds_alternative<event::Remove>(event) || std::holds_alternative<event::List>(event);
 }
 

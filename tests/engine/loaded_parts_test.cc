@@ -298,6 +298,15 @@ class Rotten : public Loaded {
     places.places[0].owner = options.ring.rank;
     Apply(event::PeerSaid{other, places});
   }
+  Status OpensWhereTheHomeKnowsThisCopyAlone() {
+    const RequestId open = OpensAndChecks("a");
+    peer::PlacesSaid places = PlacesOf(saved);
+    places.name = "a";
+    places.places[0].owner = options.ring.rank;
+    places.places[0].holders = {options.ring.rank};
+    Apply(event::PeerSaid{other, places});
+    return AnswerTo(open).status();
+  }
   void ComesBack() {
     ASSERT_EQ(fetches.size(), 1u);
     EXPECT_EQ(fetches[0].what_for, action::FetchFor::kRestore);
@@ -361,14 +370,29 @@ TEST_F(Rotten, OneWhoseReplicaIsRottenTooIsNotReadAgainAndAgain) {
 }
 
 // For the home the copy here still counts.
-TEST_F(Rotten, TheOnlyCopyIsLost) {
-  const RequestId open = OpensAndChecks("a");
-  peer::PlacesSaid places = PlacesOf(saved);
-  places.name = "a";
-  places.places[0].owner = options.ring.rank;
-  places.places[0].holders = {options.ring.rank};
-  Apply(event::PeerSaid{other, places});
-  EXPECT_THAT(AnswerTo(open).status(), Fails(absl::StatusCode::kDataLoss, "no good copy"));
+TEST_F(Rotten, OneThatWasNeverCopiedIsLost) {
+  Complete(1, /*replicas=*/0);
+  verdict.checkpoints.at({1, 1, 0}).world_size = 1;
+  Hear();
+  EXPECT_THAT(OpensWhereTheHomeKnowsThisCopyAlone(),
+              Fails(absl::StatusCode::kDataLoss, "no good copy"));
+}
+
+// The home is new, and not all have reported to it.
+TEST_F(Rotten, OneThatWasCopiedIsNotCalledLost) {
+  EXPECT_THAT(OpensWhereTheHomeKnowsThisCopyAlone(),
+              Fails(absl::StatusCode::kUnavailable, "answers now"));
+}
+
+// A source that has nothing is no reason to forget it; one whose bytes are bad is.
+TEST_F(Rotten, OneWhoseSourceIsAwayIsAskedForAgain) {
+  OpensAndChecks("a");
+  SayWhereIs("");
+  ASSERT_EQ(fetches.size(), 1u);
+  Apply(event::Fetched{fetches[0].fetch, absl::UnavailableError("no answer"), nullptr, ""});
+  Advance(kNanosPerSecond);
+  SayWhereIs("");
+  EXPECT_EQ(fetches.size(), 2u);
 }
 
 TEST_F(Rotten, WithoutAnotherCopyTheErrorSaysWhatIsWrong) {

@@ -204,7 +204,10 @@ TEST_F(Stored, WhatNeedsStorageIsNotHalfDoneWhereItHangs) {
   Apply(list);
   Apply(remove);
   Apply(use);
+  const event::ChooseAttempt choose{From(session), "other", Soon(), kUnix};
+  Apply(choose);
   Advance(11 * kNanosPerSecond);
+  EXPECT_TRUE(AnswerTo(choose.caller.request).ok()) << "promise 4: a life begins without it";
   for (const Caller& caller : {list.caller, remove.caller, use.caller}) {
     EXPECT_THAT(AnswerTo(caller.request).status(),
                 Fails(absl::StatusCode::kUnavailable, "has not answered in time"));
