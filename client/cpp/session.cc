@@ -80,7 +80,7 @@ class SessionImpl : public Session {
   StatusOr<Attempt> ProposeAttempt() override {
     return Answer<Attempt>([&](Attempt* out) {
       const int64_t call = link_->NextCall();
-      return Ask("chooseAttempt", [&](wire::CairnClient& client, int64_t timeout_ms) {
+      return CallWithin("chooseAttempt", [&](wire::CairnClient& client, int64_t timeout_ms) {
         *out = client.chooseAttempt(call, timeout_ms);
       });
     });
@@ -146,9 +146,10 @@ class SessionImpl : public Session {
     return Answer<LatestCheckpoint>([&](LatestCheckpoint* out) {
       const std::string& asked = job.empty() ? options_.job : job;
       wire::Latest reply;
-      CAIRN_RETURN_IF_ERROR(Ask("latest", [&](wire::CairnClient& client, int64_t timeout_ms) {
-        client.latest(reply, asked, timeout_ms);
-      }));
+      CAIRN_RETURN_IF_ERROR(
+          CallWithin("latest", [&](wire::CairnClient& client, int64_t timeout_ms) {
+            client.latest(reply, asked, timeout_ms);
+          }));
       *out = FromWire(asked, reply);
       return absl::OkStatus();
     });
@@ -179,7 +180,7 @@ class SessionImpl : public Session {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
       const int64_t call = link_->NextCall();
       wire::Latest reply;
-      CAIRN_RETURN_IF_ERROR(Ask("use", [&](wire::CairnClient& client, int64_t timeout_ms) {
+      CAIRN_RETURN_IF_ERROR(CallWithin("use", [&](wire::CairnClient& client, int64_t timeout_ms) {
         client.useCheckpoint(reply, call, ref, fence, timeout_ms);
       }));
       *out = FromWire(ref.job, reply);
@@ -192,7 +193,7 @@ class SessionImpl : public Session {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
       wire::CheckpointInfo reply;
       CAIRN_RETURN_IF_ERROR(
-          Ask("statCheckpoint", [&](wire::CairnClient& client, int64_t timeout_ms) {
+          CallWithin("statCheckpoint", [&](wire::CairnClient& client, int64_t timeout_ms) {
             client.statCheckpoint(reply, ref, timeout_ms);
           }));
       CAIRN_ASSIGN_OR_RETURN(*out, FromWire(ref.job, reply));
@@ -205,7 +206,7 @@ class SessionImpl : public Session {
     return Answer<ObjectInfo>([&](ObjectInfo* out) -> Status {
       const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
       wire::ObjectInfo reply;
-      CAIRN_RETURN_IF_ERROR(Ask("stat", [&](wire::CairnClient& client, int64_t timeout_ms) {
+      CAIRN_RETURN_IF_ERROR(CallWithin("stat", [&](wire::CairnClient& client, int64_t timeout_ms) {
         client.stat(reply, ref, name, timeout_ms);
       }));
       CAIRN_ASSIGN_OR_RETURN(*out, FromWire(reply));
@@ -266,7 +267,7 @@ class SessionImpl : public Session {
   Status Remove(const CheckpointRef& checkpoint, bool memory_only, bool force) override {
     const wire::CheckpointRef ref = ToWire(checkpoint, options_.job);
     const int64_t call = link_->NextCall();
-    return Ask("remove", [&](wire::CairnClient& client, int64_t timeout_ms) {
+    return CallWithin("remove", [&](wire::CairnClient& client, int64_t timeout_ms) {
       client.remove(call, ref, memory_only, force, timeout_ms);
     });
   }
@@ -292,7 +293,7 @@ class SessionImpl : public Session {
       if (policy.has_value()) request.__set_policy(ToWire(*policy));
       wire::PolicyPreview reply;
       CAIRN_RETURN_IF_ERROR(
-          Ask("previewPolicy", [&](wire::CairnClient& client, int64_t timeout_ms) {
+          CallWithin("previewPolicy", [&](wire::CairnClient& client, int64_t timeout_ms) {
             client.previewPolicy(reply, request, timeout_ms);
           }));
       CAIRN_ASSIGN_OR_RETURN(*out, FromWire(request.job, reply));
@@ -398,11 +399,11 @@ class SessionImpl : public Session {
   }
 
   Status Call(absl::string_view what, absl::FunctionRef<void(wire::CairnClient&)> body) {
-    return Ask(what, [&](wire::CairnClient& client, int64_t) { body(client); });
+    return CallWithin(what, [&](wire::CairnClient& client, int64_t) { body(client); });
   }
   // The daemon says within `timeout_ms` why it cannot answer.
-  Status Ask(absl::string_view what,
-             absl::FunctionRef<void(wire::CairnClient&, int64_t timeout_ms)> body) {
+  Status CallWithin(absl::string_view what,
+                    absl::FunctionRef<void(wire::CairnClient&, int64_t timeout_ms)> body) {
     return Contain([&] {
       const MonotonicNanos deadline = link_->Deadline(absl::ZeroDuration());
       return link_->Call(what, deadline, [&](wire::CairnClient& client, const AttachmentPtr&) {

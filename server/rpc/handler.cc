@@ -463,7 +463,7 @@ MonotonicNanos Handler::DeadlineOf(int64_t timeout_ms) const {
   return OrThrow(ToDeadline(node_->clock()->Now(), timeout_ms == 0 ? kLongest : timeout_ms));
 }
 
-MonotonicNanos Handler::DeadlineOfQuestion(int64_t timeout_ms) const {
+MonotonicNanos Handler::DeadlineOrMinute(int64_t timeout_ms) const {
   return DeadlineOf(timeout_ms == 0 ? kDefaultTimeoutMs : timeout_ms);
 }
 
@@ -537,7 +537,7 @@ void Handler::ChooseAttempt(CallId id, wire::Cairn_chooseAttempt_args& args) {
   choose.caller = Caller();
   OrThrow(ValidateJob(session_.job));
   choose.job = session_.job;
-  choose.deadline = DeadlineOfQuestion(args.timeout_ms);
+  choose.deadline = DeadlineOrMinute(args.timeout_ms);
   choose.unix_ms = node_->clock()->UnixMillis();
   Ask<wire::Cairn_chooseAttempt_result, reply::Attempt>(
       id, std::move(choose), [](reply::Attempt chosen) { return chosen.attempt; });
@@ -566,7 +566,7 @@ void Handler::UseCheckpoint(CallId id, wire::Cairn_useCheckpoint_args& args) {
   use.caller = Caller();
   use.ref = OrThrow(FromWire(args.checkpoint, session_.job));
   use.fence = args.fence;
-  use.deadline = DeadlineOfQuestion(args.timeout_ms);
+  use.deadline = DeadlineOrMinute(args.timeout_ms);
   Ask<wire::Cairn_useCheckpoint_result, reply::Latest>(
       id, std::move(use),
       [this](reply::Latest latest) { return FromLatest(latest, node_->clock()->UnixMillis()); });
@@ -790,7 +790,7 @@ void Handler::Latest(CallId id, wire::Cairn_latest_args& args) {
   latest.caller = Caller();
   latest.job = args.job.empty() ? session_.job : args.job;
   OrThrow(ValidateJob(latest.job));
-  latest.deadline = DeadlineOfQuestion(args.timeout_ms);
+  latest.deadline = DeadlineOrMinute(args.timeout_ms);
   Ask<wire::Cairn_latest_result, reply::Latest>(id, std::move(latest), [this](reply::Latest found) {
     return FromLatest(found, node_->clock()->UnixMillis());
   });
@@ -800,7 +800,7 @@ void Handler::StatCheckpoint(CallId id, wire::Cairn_statCheckpoint_args& args) {
   event::StatCheckpoint stat;
   stat.caller = Caller();
   stat.ref = OrThrow(FromWire(args.checkpoint, session_.job));
-  stat.deadline = DeadlineOfQuestion(args.timeout_ms);
+  stat.deadline = DeadlineOrMinute(args.timeout_ms);
   Ask<wire::Cairn_statCheckpoint_result, CheckpointInfo>(
       id, std::move(stat), [](const CheckpointInfo& info) { return ToWire(info); });
 }
@@ -811,7 +811,7 @@ void Handler::Stat(CallId id, wire::Cairn_stat_args& args) {
   stat.ref = OrThrow(FromWire(args.checkpoint, session_.job));
   OrThrow(ValidateObjectName(args.name));
   stat.name = args.name;
-  stat.deadline = DeadlineOfQuestion(args.timeout_ms);
+  stat.deadline = DeadlineOrMinute(args.timeout_ms);
   // One object's facts: a loader asks once per tensor file, so callers do not wait for each other.
   if (const std::optional<ObjectInfo> known = node_->Peek(stat); known.has_value()) {
     Respond(id, Success<wire::Cairn_stat_result>(ToWire(*known)));
@@ -833,7 +833,7 @@ void Handler::Ls(CallId id, wire::Cairn_ls_args& args) {
   list.path = args.path;
   list.cursor = args.cursor;
   list.limit = args.limit == 0 ? kMaxListed : std::min(args.limit, kMaxListed);
-  list.deadline = DeadlineOfQuestion(args.timeout_ms);
+  list.deadline = DeadlineOrMinute(args.timeout_ms);
   AskAndFinish<wire::Cairn_ls_result>(
       id, list,
       [this, cursor = list.cursor, limit = list.limit,
@@ -881,7 +881,7 @@ void Handler::Remove(CallId id, wire::Cairn_remove_args& args) {
   remove.ref = OrThrow(FromWire(args.checkpoint, session_.job));
   remove.memory_only = args.memory_only;
   remove.force = args.force;
-  remove.deadline = DeadlineOfQuestion(args.timeout_ms);
+  remove.deadline = DeadlineOrMinute(args.timeout_ms);
   Tell<wire::Cairn_remove_result>(id, std::move(remove));
 }
 
@@ -910,7 +910,7 @@ void Handler::PreviewPolicy(CallId id, wire::Cairn_previewPolicy_args& args) {
   preview.job = args.request.job.empty() ? session_.job : args.request.job;
   OrThrow(ValidateJob(preview.job));
   if (args.request.__isset.policy) preview.policy = OrThrow(FromWire(args.request.policy));
-  preview.deadline = DeadlineOfQuestion(args.timeout_ms);
+  preview.deadline = DeadlineOrMinute(args.timeout_ms);
   Ask<wire::Cairn_previewPolicy_result, PolicyPreview>(
       id, std::move(preview), [](const PolicyPreview& made) { return ToWire(made); });
 }

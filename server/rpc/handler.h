@@ -108,8 +108,8 @@ class Handler : public std::enable_shared_from_this<Handler> {
   // bad, or its attempt is not the one that this session's hello said.
   template <typename Request>
   PartKey PartOf(const Request& request) const;
-  MonotonicNanos DeadlineOfQuestion(int64_t timeout_ms) const;  // 0: a minute
-  MonotonicNanos DeadlineOf(int64_t timeout_ms) const;  // 0: the longest; throws wire::Error
+  MonotonicNanos DeadlineOrMinute(int64_t timeout_ms) const;  // 0: a minute from now
+  MonotonicNanos DeadlineOf(int64_t timeout_ms) const;        // 0: the longest; throws wire::Error
   wire::HelloReply Greet(node::SessionInfo info);
 
   template <typename Result>

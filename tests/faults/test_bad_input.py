@@ -160,10 +160,25 @@ def test_a_job_outside_the_grammar_is_refused(shared: Node, job: str) -> None:
         assert "job" in refuses(INVALID_ARGUMENT, session.checkpoint, 1, job=job)
 
 
-def test_a_question_waits_no_negative_time(shared: Node) -> None:
-    with shared.session("run") as session:
-        for question in (("latest", "run"), ("stat", session.ref(1), "a"), ("ls", "run", "", 10)):
-            assert "timeout_ms: -1" in refuses(INVALID_ARGUMENT, session.do, *question, -1)
+def test_nothing_is_waited_for_a_negative_time(writer: Raw) -> None:
+    ref, job = writer.ref(1), writer.job
+    calls = {
+        "latest": [job],
+        "stat": [ref, "a"],
+        "statCheckpoint": [ref],
+        "ls": [job, "", 10],
+        "previewPolicy": [ttypes.PreviewRequest(job)],
+    }
+    for call, arguments in calls.items():
+        assert "timeout_ms: -1" in refuses(INVALID_ARGUMENT, writer.do, call, *arguments, -1), call
+    changes = {
+        "chooseAttempt": [],
+        "useCheckpoint": [ref, False],
+        "remove": [ref, False, True],
+    }
+    for call, arguments in changes.items():
+        said = refuses(INVALID_ARGUMENT, writer.change, call, *arguments, -1)
+        assert "timeout_ms: -1" in said, call
 
 
 @pytest.mark.parametrize("step", [-1, -2, -(1 << 63)])

@@ -15,6 +15,7 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TFramedTransport
 
 MIB = 1 << 20
+WAITS_MS = 30_000
 CHUNK, BLOCK = 8 * MIB, 4 * MIB
 INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE = 3, 5, 11
 LATEST, MEMORY_LEVEL, PERSISTED, READ = -1, 1, 3, 3
@@ -67,7 +68,7 @@ class Client:
 
     def save(self, step: int, data: dict[str, bytes]) -> Any:
         specs = [ttypes.ObjectSpec(name=name, length=len(data[name])) for name in data]
-        request = ttypes.CreateRequest(**self.who(step), objects=specs, timeout_ms=30000)
+        request = ttypes.CreateRequest(**self.who(step), objects=specs, timeout_ms=WAITS_MS)
         reply = self.calls.create(self.number(), request)
         seals = []
         for (name, bytes_), extent in zip(data.items(), reply.extents, strict=True):
@@ -81,9 +82,9 @@ class Client:
         return self.calls.commit(self.number(), self.commit)
 
     def open(self, name: str) -> Any:
-        found = self.calls.latest(self.job, 30000)
+        found = self.calls.latest(self.job, WAITS_MS)
         ref = self.ref(found.step, found.attempt, found.revision)
-        request = ttypes.OpenRequest(checkpoint=ref, name=name, mode=READ, timeout_ms=30000)
+        request = ttypes.OpenRequest(checkpoint=ref, name=name, mode=READ, timeout_ms=WAITS_MS)
         return self.calls.open(self.number(), request)
 
     def load(self, name: str) -> bytes:
@@ -92,7 +93,7 @@ class Client:
         while len(data) < length:
             data += self.calls.readChunk(opened.lease, len(data), min(CHUNK, length - len(data)))
         ref = self.ref(opened.step, opened.attempt, opened.revision)
-        crcs = self.calls.stat(ref, name, 30000).block_crcs
+        crcs = self.calls.stat(ref, name, WAITS_MS).block_crcs
         assert [as_i32(crc32c(block)) for block in blocks_of(data)] == crcs
         self.calls.release(self.number(), [opened.lease])
         return data
@@ -123,15 +124,19 @@ def test_calls_that_are_said_again_do_what_the_page_says(client: Client) -> None
     digest = client.save(12, DATA).digest
     assert client.calls.commit(client.number(), client.commit).digest == digest
     client.save(13, DATA)
-    used = client.calls.useCheckpoint(client.number(), client.ref(12, client.attempt), True, 30000)
-    again = client.calls.useCheckpoint(client.number(), client.ref(12, client.attempt), True, 30000)
-    assert again.head == used.head and client.calls.latest(client.job, 30000).step == 12
+    used = client.calls.useCheckpoint(
+        client.number(), client.ref(12, client.attempt), True, WAITS_MS
+    )
+    again = client.calls.useCheckpoint(
+        client.number(), client.ref(12, client.attempt), True, WAITS_MS
+    )
+    assert again.head == used.head and client.calls.latest(client.job, WAITS_MS).step == 12
     for call in (client.calls.persist, lambda n, ref: client.calls.pin(n, ref, False)):
         for _ in range(2):
             call(client.number(), client.ref(12, client.attempt))
-    client.calls.remove(client.number(), client.ref(13, client.attempt), False, True, 30000)
+    client.calls.remove(client.number(), client.ref(13, client.attempt), False, True, WAITS_MS)
     with pytest.raises(ttypes.Error) as error:
-        client.calls.remove(client.number(), client.ref(13, client.attempt), False, True, 30000)
+        client.calls.remove(client.number(), client.ref(13, client.attempt), False, True, WAITS_MS)
     assert error.value.code == NOT_FOUND
 
 
@@ -161,27 +166,27 @@ def test_lists_are_walked_by_their_cursor(client: Client) -> None:
         client.save(step, {f"o{i}": b"" for i in range(3)})
     steps, cursor = [], ""
     while True:
-        page = client.calls.ls(client.job, cursor, 2, 30000)
+        page = client.calls.ls(client.job, cursor, 2, WAITS_MS)
         steps += [found.step for found in page.checkpoints]
         cursor = page.next_cursor
         if not cursor:
             break
     assert steps == list(range(5))
-    exact = client.calls.ls(f"{client.job}/4@{client.attempt}.0", "", 100, 30000)
+    exact = client.calls.ls(f"{client.job}/4@{client.attempt}.0", "", 100, WAITS_MS)
     assert [found.name for found in exact.objects] == ["o0", "o1", "o2"]
 
 
 def test_a_waiter_is_woken_by_a_step_and_by_a_way_back(client: Client) -> None:
     client.save(6, {"a": b""})
     client.save(9, {"a": b""})
-    head = client.calls.latest(client.job, 30000).head
+    head = client.calls.latest(client.job, WAITS_MS).head
     wait = client.calls.wait
-    assert wait(client.ref(), MEMORY_LEVEL, 30000, 6, 0, -1).step == 9
+    assert wait(client.ref(), MEMORY_LEVEL, WAITS_MS, 6, 0, -1).step == 9
     with pytest.raises(ttypes.Error) as error:
         wait(client.ref(), MEMORY_LEVEL, 50, 9, 0, -1)
     assert error.value.code == 4
-    client.calls.useCheckpoint(client.number(), client.ref(6, client.attempt), True, 30000)
-    assert wait(client.ref(), MEMORY_LEVEL, 30000, 9, head, -1).step == 6
+    client.calls.useCheckpoint(client.number(), client.ref(6, client.attempt), True, WAITS_MS)
+    assert wait(client.ref(), MEMORY_LEVEL, WAITS_MS, 9, head, -1).step == 6
 
 
 def test_a_lost_connection_ends_the_session_and_what_it_had_not_committed(
@@ -189,7 +194,7 @@ def test_a_lost_connection_ends_the_session_and_what_it_had_not_committed(
 ) -> None:
     client.save(1, {"a": b"kept"})
     request = ttypes.CreateRequest(
-        **client.who(2), objects=[ttypes.ObjectSpec(name="a", length=3)], timeout_ms=30000
+        **client.who(2), objects=[ttypes.ObjectSpec(name="a", length=3)], timeout_ms=WAITS_MS
     )
     client.calls.create(client.number(), request)
     client.transport.close()
@@ -200,5 +205,5 @@ def test_a_lost_connection_ends_the_session_and_what_it_had_not_committed(
     again.transport.close()
     again = Client(daemon.socket, client.job, client.process)
     again.attempt = client.attempt
-    assert again.calls.latest(again.job, 30000).step == 1 and again.load("a") == b"kept"
+    assert again.calls.latest(again.job, WAITS_MS).step == 1 and again.load("a") == b"kept"
     again.transport.close()
