@@ -183,7 +183,7 @@ def main() -> int:
     with disk.temporary_folder():
         schedule.run(chosen_stages(arguments))
     if schedule.stopped:
-        say("stopped, and nothing runs any more")
+        say("stopped")
         return 1
     if whole:
         for name in record.overdue(schedule.left):
