@@ -97,7 +97,7 @@ class Loads : public Waitlist {
   std::map<Wanted, Waiting> waiting_;
   std::map<RequestId, Wanted> of_request_;
   std::set<std::string> restored_;  // jobs whose own parts were asked for
-  // Of them, those of which something is still to come; and their parts of which each source's copy was bad.
+  // Checkpoints of which something is still to come, with those of their parts whose copies are bad at each source.
   std::map<CheckpointKey, std::set<PartKey>> restore_;
   std::set<PartKey> restoring_;
   uint64_t memory_version_ = 0;

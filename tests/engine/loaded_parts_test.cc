@@ -384,7 +384,7 @@ TEST_F(Rotten, OneThatWasCopiedIsNotCalledLost) {
               Fails(absl::StatusCode::kUnavailable, "answers now"));
 }
 
-// A source that has nothing is no reason to forget it; one whose bytes are bad is.
+// A source that does not answer now may later.
 TEST_F(Rotten, OneWhoseSourceIsAwayIsAskedForAgain) {
   OpensAndChecks("a");
   SayWhereIs("");
