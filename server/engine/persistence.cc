@@ -95,7 +95,10 @@ void Persistence::ScheduleNext(Job* job) {
 void Persistence::CompletedElsewhere(Checkpoint* checkpoint) {
   const Files& files = *checkpoint->files;
   if (!options_.storage || files.persisted || files.unconfirmed || files.persisting) return;
-  if (checkpoint->elsewhere->stored && CanWrite(*checkpoint)) return LookNow(checkpoint);
+  // The home may not have heard yet that they were deleted.
+  if (checkpoint->elsewhere->stored && !files.deleted && CanWrite(*checkpoint)) {
+    return LookNow(checkpoint);
+  }
   if (files.requested) return Owe(checkpoint);  // before it was known to be complete
   ScheduleByPolicy(checkpoint);
 }
@@ -116,14 +119,14 @@ void Persistence::LookNow(Checkpoint* checkpoint) {
 void Persistence::ScheduleByPolicy(Checkpoint* checkpoint) {
   Job* job = checkpoint->job;
   if (!options_.storage || checkpoint->files->persisted || checkpoint->files->unconfirmed) return;
-  // A member was asked for it before this node knew of it, or had to write it.
-  if (!checkpoint->files->requested && job->asked->contains(checkpoint->Id())) {
-    return Ask(checkpoint);
-  }
   const bool leaves =
       mode_.leaving && (*checkpoint->pinned || checkpoint == standing_.Newest(*job));
   if (leaves && Secure(checkpoint)) return;
   if (checkpoint->files->deleted) return Unowe(checkpoint);
+  // A member was asked for it before this node knew of it, or had to write it.
+  if (!checkpoint->files->requested && job->asked->contains(checkpoint->Id())) {
+    return Ask(checkpoint);
+  }
   switch (job->owner->policy.mode) {
     case PersistMode::kOnDemand:
       if (!checkpoint->files->requested) Unowe(checkpoint);

@@ -280,9 +280,9 @@ TEST_F(DecidedWithStorage, WhatWasAskedForAndThenDeletedIsNotWrittenAgain) {
   ASSERT_EQ(persists.size(), 1u);
   stored.clear();
   for (const StartFrom from : kFrom) {
-    Restart(from);
     persists.clear();
     persists_done = 0;
+    Restart(from);
     Up(other);
     Advance(10 * kNanosPerSecond);
     Hear(other, record);

@@ -90,6 +90,23 @@ TEST_F(AwaitingOthers, AfterARestartItIsWrittenOnceMore) {
   }
 }
 
+// A restarted node reads storage before the home has heard of the deletion.
+TEST_F(AwaitingOthers, WhatWasDeletedIsNotWrittenAgainBecauseTheHomeHasNotHeardOfIt) {  // promise 9
+  Save(writer, 2);
+  for (const Step step : {1, 2}) {
+    Wrote(step, /*all=*/true);
+    OneWriterCompletes(step);
+    verdict.checkpoints.at({step, 1, 0}).stored = true;
+  }
+  ASSERT_TRUE(stored.empty()) << "another node deleted them";
+  for (const StartFrom from : kFrom) {
+    SCOPED_TRACE(NameOf(from));
+    persists.clear();
+    RestartInTheRing(from);
+    EXPECT_THAT(persists, testing::IsEmpty());
+  }
+}
+
 // A step of which each of two members has a part.
 class SharedStep : public PartsElsewhere {
  protected:
