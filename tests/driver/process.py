@@ -57,16 +57,28 @@ _groups: set[int] = set()
 
 
 def end_with_all_that_runs() -> None:
-    """From now on SIGTERM and SIGINT end the groups, too, which this process has started."""
+    """From now on SIGTERM and SIGINT also end the groups of all that this process has started: tests start
+    daemons in sessions of their own."""
 
     def end(number: int, _: object) -> None:
-        for group in list(_groups):
+        for group in _groups | groups_below(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         os._exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+
+
+def groups_below(pid: int) -> set[int]:
+    """The groups of all that descends from it, but for its own. A group is killed whole: of its processes one
+    by one, a child that is just being made would be missed."""
+    found = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # what ends meanwhile
+            for child in map(int, children.read_text().split()):
+                found |= {os.getpgid(child)} | groups_below(child)
+    return found - {os.getpgrp()}
 
 
 class Ended(NamedTuple):

@@ -43,11 +43,12 @@ def test_who_is_stopped_ends_what_it_has_started(tmp_path: Path, number: int) ->
     program = (
         "import sys; from driver.process import end_with_all_that_runs, run_process\n"
         "end_with_all_that_runs()\n"
-        "run_process(['sh', '-c', 'echo $$ > $0.new; mv $0.new $0; sleep 1000', sys.argv[1]], 1000)"
+        "daemon = 'echo $$ > $0.new; mv $0.new $0; sleep 1000'\n"
+        "run_process(['sh', '-c', 'setsid sh -c \"$1\" $0 & wait', sys.argv[1], daemon], 1000)"
     )
     group = tmp_path / "group"
     runs = subprocess.Popen([sys.executable, "-c", program, str(group)])
-    until("it has started something", group.exists)
+    until("it has started a daemon in a session of its own", group.exists)
     runs.send_signal(number)
     assert runs.wait(patient(20)) == 128 + number
     until("that is gone", lambda: not runs_still(int(group.read_text())))
