@@ -95,7 +95,7 @@ void Persistence::ScheduleNext(Job* job) {
 void Persistence::CompletedElsewhere(Checkpoint* checkpoint) {
   const Files& files = *checkpoint->files;
   if (!options_.storage || files.persisted || files.unconfirmed || files.persisting) return;
-  // The home may not have heard yet that they were deleted.
+  // The home may not know yet that they were deleted.
   if (checkpoint->elsewhere->stored && !files.deleted && CanWrite(*checkpoint)) {
     return LookNow(checkpoint);
   }

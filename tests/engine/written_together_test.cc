@@ -90,8 +90,8 @@ TEST_F(AwaitingOthers, AfterARestartItIsWrittenOnceMore) {
   }
 }
 
-// A restarted node reads storage before the home has heard of the deletion.
-TEST_F(AwaitingOthers, WhatWasDeletedIsNotWrittenAgainBecauseTheHomeHasNotHeardOfIt) {  // promise 9
+// A restarted node reads storage before the home knows of the deletion.
+TEST_F(AwaitingOthers, WhatWasDeletedIsNotWrittenAgainWhereTheHomeStillCountsIt) {  // promise 9
   Save(writer, 2);
   for (const Step step : {1, 2}) {
     Wrote(step, /*all=*/true);
