@@ -71,7 +71,7 @@ def end_with_all_that_runs() -> None:
 
 
 def groups_below(pid: int) -> set[int]:
-    """The groups of all that descends from it, but for its own. A group is killed whole: of its processes one
+    """The groups of all that descends from it, except its own. A group is killed whole: of its processes one
     by one, a child that is just being made would be missed."""
     found = set()
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
