@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from driver.process import SHOWN_LAST
-from driver.report import parse_junit, reason_of, shown
+from driver.report import MOST_RESULTS, parse_junit, read_cases, reason_of, shown
 
 LINES = [*(f"x = {i}" for i in range(100)), "assert x == 0, 'what broke'"]
 LONG = "\n    ".join(["def test_long():", *LINES]) + "\n"
@@ -31,3 +31,12 @@ def test_what_a_text_begins_with_is_not_said_twice() -> None:
     )
     assert reason_of("", "text") == "text"
     assert reason_of("died", "") == "died"
+
+
+def test_results_that_are_too_long_to_read_are_a_failure(tmp_path: Path) -> None:
+    xml = tmp_path / "long.xml"
+    with open(xml, "wb") as file:
+        file.truncate(MOST_RESULTS + 1)
+    [case] = read_cases(xml, "", "transport_test")
+    assert (case.name, case.outcome) == ("transport_test", "failed")
+    assert str(MOST_RESULTS + 1) in case.reason
