@@ -200,6 +200,10 @@ def head() -> str:
     return done.stdout.strip()
 
 
+def overdue(due: list[Due]) -> frozenset[str]:
+    return frozenset(one.name for one in due if one.why == "overdue")
+
+
 def describe(due: list[Due], total: int) -> str:
     """One line for the log of a stage."""
     count = {why: sum(one.why == why for one in due) for why in ("overdue", "changed", "turn")}

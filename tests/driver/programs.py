@@ -83,6 +83,7 @@ class Runner:
     quiet: bool = False
     done: Callable[[Program, bool], None] = lambda program, passed: None
     took_last: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, by case name
+    first: frozenset[str] = frozenset()  # programs that begin before all others
     report: Report = dataclasses.field(default_factory=Report)
 
     def run(self, program: Program) -> list[Case]:
@@ -122,10 +123,11 @@ class Runner:
                 return
             self.report.add(self.run(program))
 
-        def last_time(program: Program) -> float:
-            return self.took_last.get(f"{self.prefix}{program.name}", float("inf"))
+        def rank(program: Program) -> tuple[bool, float]:
+            took = self.took_last.get(f"{self.prefix}{program.name}", float("inf"))
+            return program.name in self.first, took
 
-        longest_first = sorted(programs, key=last_time, reverse=True)
+        longest_first = sorted(programs, key=rank, reverse=True)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
             list(pool.map(run, (p for p in longest_first if not needs_machine(p))))
         for program in filter(needs_machine, programs):  # its timing and memory are its own

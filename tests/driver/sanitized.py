@@ -16,7 +16,7 @@ import patience
 
 from driver import inputs
 from driver.budget import leave, seconds_left
-from driver.ledger import Ledger, describe
+from driver.ledger import Ledger, describe, overdue
 from driver.process import (
     BUILD,
     LOWEST_PRIORITY,
@@ -103,6 +103,7 @@ def sanitizer_stage(
         ledger = Ledger()
         if settings.pattern:  # a program asked for by its name runs whatever its labels are
             names = [one for one in programs if re.search(settings.pattern, one)]
+            due = []
         else:
             chosen = [
                 p.name for p in programs.values() if wanted(p) and p.name not in NOT_SANITIZED
@@ -119,6 +120,7 @@ def sanitizer_stage(
             patience=SANITIZER_PATIENCE,
             done=lambda program, passed: ledger.ended(name, program.name, passed),
             took_last=ledger.took_last(),
+            first=overdue(due),
             report=report,
         )
         # Listed again: a program that was not built has no command.

@@ -14,7 +14,7 @@ import patience
 
 from driver import inputs
 from driver.disk import TMPDIR
-from driver.ledger import Ledger, describe
+from driver.ledger import Due, Ledger, describe, overdue
 from driver.process import BUILD, LOWEST_PRIORITY, ROOT, run_process, run_shown, say, tail
 from driver.programs import (
     GPU_LABEL,
@@ -80,26 +80,27 @@ def unit_stage(settings: Settings, report: Report) -> None:
 def seeds_stage(settings: Settings, report: Report) -> None:
     """The simulator of rings. Its time is injected, so it may run at the lowest priority."""
     build = BUILD / "main"
+    (simulator,) = (p for p in list_programs(build) if p.name == RING_SIMULATOR)
     ledger = Ledger()
+    digest = inputs.digest(inputs.matching(RING_SOURCES))
+    firsts = {f"{simulator.name}@{first}": first for first in range(1, RING_SEEDS, SEEDS_WINDOW)}
+    due = ledger.plan("seeds", dict.fromkeys(firsts, digest), stride=len(firsts))
+    say(f"  seeds of rings: {describe(due, len(firsts))}")
     runner = Runner(
         results_of(build),
         {"CAIRN_TIER": settings.tier},
         prefix="seeds:",
         before=LOWEST_PRIORITY,
         done=lambda program, passed: ledger.ended("seeds", program.name, passed),
+        first=overdue(due),
         report=report,
     )
-    (simulator,) = (p for p in list_programs(build) if p.name == RING_SIMULATOR)
-    run_programs(runner, seed_windows(simulator, ledger), settings.full)
+    run_programs(runner, seed_windows(simulator, firsts, due), settings.full)
 
 
-def seed_windows(program: Program, ledger: Ledger) -> list[Program]:
+def seed_windows(program: Program, firsts: dict[str, int], due: list[Due]) -> list[Program]:
     """The simulator of rings, once for each window of its seeds that is due."""
-    digest = inputs.digest(inputs.matching(RING_SOURCES))
-    firsts = {f"{program.name}@{first}": first for first in range(1, RING_SEEDS, SEEDS_WINDOW)}
-    due = ledger.plan("seeds", dict.fromkeys(firsts, digest), stride=len(firsts))
-    say(f"  seeds of rings: {describe(due, len(firsts))}")
-    windows = []
+    windows: list[Program] = []
     for name in (one.name for one in due):
         seeds = [f"CAIRN_SIM_FIRST={firsts[name]}", f"CAIRN_SIM_SEEDS={SEEDS_WINDOW}"]
         # The seeds that failed once, and the tests of the checks, run with the first window.
