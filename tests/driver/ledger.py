@@ -75,6 +75,9 @@ class Ledger:
             state["run"] += 1
             return state["run"]
 
+    def run(self) -> int:
+        return int(self._read()["run"])
+
     def plan(
         self, kind: str, digests: Mapping[str, str], stride: int, *, repeat: bool = True
     ) -> list[Due]:

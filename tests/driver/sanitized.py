@@ -30,7 +30,7 @@ from driver.process import (
 )
 from driver.programs import THREADS_LABEL, Program, Runner, list_programs, results_of, run_programs
 from driver.report import Report
-from driver.stages import Settings
+from driver.stages import RING_SEEDS, RING_SIMULATOR, Settings
 
 CONFIGURE_LIMIT_S, BUILD_LIMIT_S = 300, 3600
 # The share of the time of a stage that has an end; the rest is for running the programs.
@@ -38,8 +38,9 @@ BUILD_SHARE = 0.6
 # A program whose sources did not change has its turn in one run of so many.
 SANITIZED_STRIDE = 3
 SANITIZER_PATIENCE = 6
-# The simulator's 10,000, and its 24 for each pair of faults, are the unit stage's.
+# The simulators' 10,000, and the 24 for each pair of faults, are the stages' without a sanitizer.
 SANITIZER_SEEDS = "500"
+SANITIZER_RING_SEEDS = 125  # others in each run, for a life of a ring takes a second and more
 SANITIZER_PAIR_SEEDS = "6"
 # Its engine is the simulator's, for three minutes more.
 NOT_SANITIZED = {"engine_year_test"}
@@ -125,9 +126,16 @@ def sanitizer_stage(
         )
         # Listed again: a program that was not built has no command.
         again = {program.name: program for program in list_programs(folder)}
+        if ring := again.get(RING_SIMULATOR):
+            ring.environment += some_ring_seeds(ledger.run())
         run_programs(runner, [again[one] for one in built], full=False)
 
     return run
+
+
+def some_ring_seeds(run: int) -> list[str]:
+    first = 1 + run * SANITIZER_RING_SEEDS % RING_SEEDS
+    return [f"CAIRN_SIM_FIRST={first}", f"CAIRN_SIM_SEEDS={SANITIZER_RING_SEEDS}"]
 
 
 def sanitizer_env(name: str) -> dict[str, str]:
