@@ -40,7 +40,7 @@ SANITIZED_STRIDE = 3
 SANITIZER_PATIENCE = 6
 # The simulators' 10,000, and the 24 for each pair of faults, are the stages' without a sanitizer.
 SANITIZER_SEEDS = "500"
-SANITIZER_RING_SEEDS = 125  # others in each run, for a life of a ring takes a second and more
+SANITIZER_RING_SEEDS = 125  # others in each run: there a life of a ring takes seconds
 SANITIZER_PAIR_SEEDS = "6"
 # Its engine is the simulator's, for three minutes more.
 NOT_SANITIZED = {"engine_year_test"}
