@@ -384,8 +384,8 @@ class Nemesis:
         """Three deaths within a minute are not tried: it would admit nothing more, which is right."""
         lately = time.monotonic() - SAFE_MODE_WINDOW_S
         deaths = self._killed.setdefault(host, [])
-        runs = self.r[host].process is not None and host not in self._paused
-        if runs and sum(at > lately for at in deaths) < 2:
+        stands = host not in self._paused and has_daemon(self.r[host])
+        if stands and sum(at > lately for at in deaths) < 2:
             deaths.append(time.monotonic())
             self.r[host].kill_daemon()
 
@@ -409,6 +409,13 @@ class Nemesis:
 def processes(member: Member) -> list[int]:
     keeper = member.keeper_pid
     return [keeper, *children(keeper)]
+
+
+def has_daemon(member: Member) -> bool:
+    try:
+        return member.process is not None and member.daemon_pid() != 0
+    except ValueError:  # its keeper begins only now
+        return False
 
 
 def rank_of(member: Member) -> int:
