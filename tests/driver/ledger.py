@@ -75,7 +75,7 @@ class Ledger:
             state["run"] += 1
             return state["run"]
 
-    def run(self) -> int:
+    def run_number(self) -> int:
         return int(self._read()["run"])
 
     def plan(
@@ -203,7 +203,8 @@ def head() -> str:
     return done.stdout.strip()
 
 
-def overdue(due: list[Due]) -> frozenset[str]:
+def begin_first(due: list[Due]) -> frozenset[str]:
+    """Whatever takes longer: the time may be up before the last ones."""
     return frozenset(one.name for one in due if one.why == "overdue")
 
 

@@ -16,7 +16,7 @@ import patience
 
 from driver import inputs
 from driver.budget import leave, seconds_left
-from driver.ledger import Ledger, describe, overdue
+from driver.ledger import Ledger, begin_first, describe
 from driver.process import (
     BUILD,
     LOWEST_PRIORITY,
@@ -121,13 +121,13 @@ def sanitizer_stage(
             patience=SANITIZER_PATIENCE,
             done=lambda program, passed: ledger.ended(name, program.name, passed),
             took_last=ledger.took_last(),
-            first=overdue(due),
+            first=begin_first(due),
             report=report,
         )
         # Listed again: a program that was not built has no command.
         again = {program.name: program for program in list_programs(folder)}
         if ring := again.get(RING_SIMULATOR):
-            ring.environment += some_ring_seeds(ledger.run())
+            ring.environment += some_ring_seeds(ledger.run_number())
         run_programs(runner, [again[one] for one in built], full=False)
 
     return run

@@ -14,7 +14,7 @@ import patience
 
 from driver import inputs
 from driver.disk import TMPDIR
-from driver.ledger import Due, Ledger, describe, overdue
+from driver.ledger import Due, Ledger, begin_first, describe
 from driver.process import BUILD, LOWEST_PRIORITY, ROOT, run_process, run_shown, say, tail
 from driver.programs import (
     GPU_LABEL,
@@ -92,7 +92,7 @@ def seeds_stage(settings: Settings, report: Report) -> None:
         prefix="seeds:",
         before=LOWEST_PRIORITY,
         done=lambda program, passed: ledger.ended("seeds", program.name, passed),
-        first=overdue(due),
+        first=begin_first(due),
         report=report,
     )
     run_programs(runner, seed_windows(simulator, firsts, due), settings.full)
