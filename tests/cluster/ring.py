@@ -223,11 +223,15 @@ class Member(Node):
             for member in self.ring_status().get("members", [])
         }
 
-    def has_own_rank(self) -> bool:
+    def seat(self) -> int:
+        """The rank that it has; -1: none, or it is just being replaced."""
         result = self._run_cairn("status -o json", 30)
         if result.returncode != 0:
-            return False
-        return (json.loads(result.stdout).get("ring") or {}).get("rank") == self.rank
+            return -1
+        return int((json.loads(result.stdout).get("ring") or {}).get("rank", -1))
+
+    def has_own_rank(self) -> bool:
+        return self.seat() == self.rank
 
     def incarnation_of(self, rank: int) -> int:
         found = [m for m in self.ring_status().get("members", []) if m["rank"] == rank]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import tempfile
 import time
@@ -45,14 +44,6 @@ def catalog_ring(
                 yield r, database
         finally:
             database.kill()
-
-
-def rank_of(member: Member) -> int:
-    """-1: it has none, or is just being replaced."""
-    result = member._run_cairn("status -o json", 30)
-    if result.returncode != 0:
-        return -1
-    return int((json.loads(result.stdout).get("ring") or {}).get("rank", -1))
 
 
 def state_of(member: Member) -> str:
@@ -131,7 +122,7 @@ def test_a_spare_takes_a_lost_rank_and_gets_its_bytes() -> None:
         r[0].wait_replicated(JOB, 7)
         began = time.monotonic()
         r[1].kill()
-        until("the spare has rank 1", lambda: rank_of(r[3]) == 1, 60)
+        until("the spare has rank 1", lambda: r[3].seat() == 1, 60)
         taken = time.monotonic() - began
         # The spare has seen the last beat up to a second before its owner went.
         assert taken >= TAKEOVER_S - 2
@@ -164,13 +155,13 @@ def test_who_lives_keeps_its_rank_whatever_becomes_of_the_database() -> None:
         r[0].wait_replicated(JOB, step - 1)
         # A daemon that dies meanwhile comes back with its rank.
         r[1].kill_daemon()
-        until("it serves again", lambda: rank_of(r[1]) == 1)
+        until("it serves again", lambda: r[1].seat() == 1)
         await_met(r, range(3))
         assert "the members' catalog: " in state_of(r[0])
         database.start()
         await_beats(database, 3)
         assert rows(database) == before
-        assert rank_of(r[3]) == -1
+        assert r[3].seat() == -1
         until("all is well", lambda: state_of(r[0]) == "serving")
 
 
@@ -183,7 +174,7 @@ def test_a_node_that_was_stopped_wakes_up_without_its_rank() -> None:
         r[2].save(writer, 1)
         r[2].wait_replicated("alone", 1)
         r[2].pause()
-        until("the spare has rank 2", lambda: rank_of(r[3]) == 2, 60)
+        until("the spare has rank 2", lambda: r[3].seat() == 2, 60)
         r[2].go_on()
         until("it knows", lambda: state_of(r[2]).startswith("superseded: "), 20)
         until("it records nothing", lambda: "another life has this" in catalog_of(r[2]), 20)
@@ -210,7 +201,7 @@ def test_without_the_database_a_node_starts_unranked_and_joins_later() -> None:
         until("it is a spare", lambda: "it is a spare" in state_of(r[3]), 30)
         # Node 0 may not have found the database again yet.
         until("the ring has four ranks", lambda: [r[0].cairn("ring resize 4")])
-        until("it has rank 3", lambda: rank_of(r[3]) == 3, 60)
+        until("it has rank 3", lambda: r[3].seat() == 3, 60)
         await_met(r, range(4))
         assert (r[3].latest(JOB) or (0, 0))[0] == 1
 
@@ -218,9 +209,9 @@ def test_without_the_database_a_node_starts_unranked_and_joins_later() -> None:
 def test_two_spares_want_one_rank() -> None:
     with catalog_ring(size=2, spares=2) as (r, database):
         r[1].kill()
-        until("one of them has it", lambda: 1 in (rank_of(r[2]), rank_of(r[3])), 60)
+        until("one of them has it", lambda: 1 in (r[2].seat(), r[3].seat()), 60)
         await_beats(database, 1)
-        assert sorted((rank_of(r[2]), rank_of(r[3]))) == [-1, 1]
+        assert sorted((r[2].seat(), r[3].seat())) == [-1, 1]
         assert rows(database)[1][0] == 2
 
 
@@ -229,7 +220,7 @@ def test_a_database_that_was_restored_from_an_older_copy() -> None:
     with catalog_ring() as (r, database):
         keep_copy(database)
         r[1].kill()
-        until("the spare has rank 1", lambda: rank_of(r[3]) == 1, 60)
+        until("the spare has rank 1", lambda: r[3].seat() == 1, 60)
         await_met(r, (0, 2, 3), {0, 1, 2})
         restore_copy(database)
         until(
@@ -239,12 +230,12 @@ def test_a_database_that_was_restored_from_an_older_copy() -> None:
         )
         assert rows(database)[1][0] == 2
         await_beats(database, 3)
-        assert rank_of(r[3]) == 1
+        assert r[3].seat() == 1
         # Now the spare goes, and only the members know that there was a life 2.
         restore_copy(database)
         r[3].kill()
         r[1].replace()
-        until("it has its rank again", lambda: rank_of(r[1]) == 1, 60)
+        until("it has its rank again", lambda: r[1].seat() == 1, 60)
         await_met(r, (0, 1, 2), {0, 1, 2})
         until("the number is above", lambda: rows(database)[1][0] >= 3, 20)
 
@@ -255,10 +246,10 @@ def test_resize_with_a_member_away() -> None:
         r[0].wait_replicated(JOB, 1)
         r[1].pause()
         r[0].cairn("ring resize 3")
-        until("the spare has rank 2", lambda: rank_of(r[2]) == 2, 40)
+        until("the spare has rank 2", lambda: r[2].seat() == 2, 40)
         r[1].go_on()
         # It was away for less long than a takeover takes, and nobody else is there to take its rank.
-        until("it has its rank, in the larger ring", lambda: rank_of(r[1]) == 1, 30)
+        until("it has its rank, in the larger ring", lambda: r[1].seat() == 1, 30)
         await_met(r, (0, 1, 2), {0, 1, 2})
         told = r[2].json("ring")
         assert (told["epoch"], told["size"]) == (2, 3)
@@ -279,7 +270,7 @@ def test_drain_secures_the_last_copy_and_gives_the_rank_back() -> None:
         writer.vanish()
         said = r[1].cairn("drain --timeout 60", limit_s=90)
         assert said.strip().endswith("drained: the rank is given back; the daemon may be stopped")
-        until("the spare has rank 1", lambda: rank_of(r[3]) == 1, 30)
+        until("the spare has rank 1", lambda: r[3].seat() == 1, 30)
         assert "it has given its rank back" in state_of(r[1])
         r[1].kill()
         assert r[0].loads(JOB, 5, 1, attempt=attempt)
@@ -311,7 +302,7 @@ def test_a_drain_goes_on_when_the_daemon_dies() -> None:
         until("it drains", lambda: f"{JOB}/5" in state_of(r[0]))
         r[0].kill_daemon()
         until("it still drains", lambda: f"{JOB}/5" in state_of(r[0]), PATIENCE_S)
-        assert rank_of(r[0]) == 0
+        assert r[0].seat() == 0
         # Its new daemon has the rank only when the catalog has said so.
         until("it decides", lambda: r[0].cairn(f"policy {JOB} --replicas 1") is not None)
         until("it is done", lambda: "it has given its rank back" in state_of(r[0]), PATIENCE_S)
@@ -327,7 +318,7 @@ def test_drain_can_be_taken_back_and_is_not_everybodys() -> None:
             r[0].save(r[0].writer(JOB, attempt_number()), 1, timeout_ms=2000)
         assert "draining" in str(refused.value)
         r[0].cairn("drain --undo")
-        until("it has a rank", lambda: rank_of(r[0]) == 0, 30)
+        until("it has a rank", lambda: r[0].seat() == 0, 30)
         until("it serves", lambda: state_of(r[0]) == "serving", 30)
         await_met(r, range(2))
         r[0].save(r[0].writer(JOB, attempt_number()), 1)
@@ -379,7 +370,9 @@ def test_bytes_of_a_large_step_survive_two_takeovers() -> None:
         for lost, rank in ((1, 1), (2, 2)):
             r[lost].kill()
             until(
-                f"rank {rank} is taken", lambda rank=rank: rank in map(rank_of, r.members[3:]), 60
+                f"rank {rank} is taken",
+                lambda rank=rank: any(spare.seat() == rank for spare in r.members[3:]),
+                60,
             )
             r[0].wait_replicated(JOB, 1, 90)
         assert r[0].loads(JOB, 1, 3)
