@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import cpp_source
 import patience
-from driver.budget import leave, seconds_left
+from driver.budget import leave, run_seconds_left, seconds_left
 from driver.ledger import MODE, TURNS, Due, Ledger, describe
 from driver.process import LOWEST_PRIORITY, ROOT, end_with_all_that_runs, run_process, say, tail
 from driver.programs import Runner, list_programs
@@ -61,7 +61,7 @@ SOURCES = (".h", ".cc", ".py", ".sql")
 TEST_LIMIT_S = 240
 # A bug may make a program ask for all the memory of the machine; no test needs half as much.
 WITHIN_MEMORY = ("prlimit", f"--data={8 << 30}")
-BUILD_LIMIT_S = 1200  # of all that a program needs, when ccache has nothing of it
+BUILD_LIMIT_S = 3600  # of all that a program needs, when ccache has nothing of it
 # One in so many of those that did not change has its turn in a run of the full tier.
 STRIDE = 4
 # Lines on each side of a text that lies in no function that hack/cpp_source.py finds.
@@ -76,6 +76,10 @@ class Unusable(Exception):
 
 class Sick(Exception):
     """A test fails, or the tree does not build, without any bug: it would catch everything."""
+
+
+class OutOfTime(Exception):
+    """The run was over before there was a verdict."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +289,7 @@ class Workshop:
             if problem:
                 raise Unusable(f"it does not compile:\n{problem}")
             failed = self._failures(mutant)
+            require_time()
             return failed[0].name if failed else ""
         finally:
             path.write_text(original, encoding="utf-8")
@@ -296,6 +301,7 @@ class Workshop:
         if problem:
             raise Sick(f"{', '.join(mutant.programs)} cannot be built:\n{problem}")
         failed = self._failures(mutant)
+        require_time()
         if failed:
             raise Sick(f"{failed[0].name} fails without a bug:\n{failed[0].reason}")
         self._healthy.add(mutant.proof)
@@ -305,6 +311,7 @@ class Workshop:
         command = [*LOWEST_PRIORITY, "hack/build", *programs]
         ended = run_process(command, BUILD_LIMIT_S, cwd=self._tree)
         self.processor_s += ended.processor_s
+        require_time()
         return ended.output[-3000:] if ended.code else ""
 
     def _failures(self, mutant: Mutant) -> list[Case]:
@@ -357,6 +364,12 @@ class Verdict:
     processor_s: float = 0
 
 
+def require_time() -> None:
+    """A command that the end of the run cuts off seems to fail."""
+    if run_seconds_left() <= 0:
+        raise OutOfTime
+
+
 def judge(workshop: Workshop, mutant: Mutant) -> Verdict:
     begin, used = time.monotonic(), workshop.processor_s
     try:
@@ -403,7 +416,11 @@ class Workshops:
                 continue
             if number not in self._made:
                 self._made[number] = Workshop(TREES / f"tree{number}")
-            verdict = judge(self._made[number], mutant)
+            try:
+                verdict = judge(self._made[number], mutant)
+            except OutOfTime:
+                leave(f"mutants:{mutant.name}")
+                continue
             say(f"  {verdict.name}: {verdict.how} ({verdict.wall_s:.0f} s)")
             self._ledger.ended("mutants", verdict.name, verdict.caught)
             with self._mutex:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "hack"))
 
 import mutants
+import patience
+from driver import budget
+from driver.ledger import Ledger
 
 MUTANT = mutants.Mutant(
     name="lease_ignored",
@@ -97,6 +101,24 @@ def test_a_mutant_changes_with_its_function_and_its_tests_but_not_when_it_moves(
 
     write(tmp_path, "tests/engine/held_test.cc", "TEST(Held, WhileRead) { Look(); }\n")
     assert digest(tmp_path, monkeypatch) != changed
+
+
+def test_a_mutant_whose_build_the_end_of_the_run_cuts_off_has_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "server/engine/held.cc", MUTANT.find)
+    write(tmp_path, "hack/build", "#!/bin/sh\ntouch ../begun\nexec sleep 600\n")
+    (tmp_path / "hack/build").chmod(0o755)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "TREES", tmp_path / "trees")
+    left = tmp_path / "left"
+    monkeypatch.setenv(budget.LEFT, str(left))
+    monkeypatch.setenv(budget.RUN_ENDS, str(time.monotonic() + patience.patient(5)))
+    workshops = mutants.Workshops(Ledger(tmp_path / "ledger.json"))
+    workshops.judge_all([MUTANT])
+    assert (tmp_path / "trees" / "begun").exists()
+    assert not workshops.verdicts
+    assert left.read_text() == "mutants:lease_ignored\n"
 
 
 def test_a_mutant_that_asks_for_all_memory_gets_none() -> None:
