@@ -7,7 +7,7 @@ A stage is a process of its own, so that its output and its processor time are i
     beside   what mostly waits for processes, machines or clocks of its own, beside the tests
     behind   what compiles first: one stage after another, the compilers at the lowest priority, in the time
              that the tests leave
-    seeds    the simulator of rings, at the lowest priority: its time is injected
+    seeds    the simulators, at the lowest priority: their time is injected
 
 Tests run at ordinary priority in every lane, because a test that the system does not let run misses its
 deadlines.

@@ -14,7 +14,7 @@ import patience
 
 from driver import inputs
 from driver.disk import TMPDIR
-from driver.ledger import Due, Ledger, begin_first, describe
+from driver.ledger import Ledger, begin_first, describe
 from driver.process import BUILD, LOWEST_PRIORITY, ROOT, run_process, run_shown, say, tail
 from driver.programs import (
     GPU_LABEL,
@@ -27,17 +27,24 @@ from driver.programs import (
     run_programs,
     show,
 )
-from driver.pytests import DEBIAN_PYTHON, Pytests, python_env
+from driver.pytests import DEBIAN_PYTHON, SHARED, Pytests, python_env
 from driver.report import RESULTS, Case, Report, read_cases
 
-# All seeds of rings are due when one of these changes, else a window, another in each run.
+# Their time is injected. All seeds of rings are due when one of RING_SOURCES changes, else some windows of
+# them, others in each run.
+SIMULATORS = ("engine_simulator_test", "engine_year_test")
 RING_SIMULATOR = "ring_sim_test"
 RING_SOURCES = ("server/engine/**/*.h", "server/engine/**/*.cc", "server/facts/*", "tests/ring/*")
-RING_SEEDS, SEEDS_WINDOW = 10_000, 2_500
+RING_SEEDS, SEEDS_WINDOW = 10_000, 500
+SEEDS_STRIDE = 4  # where nothing of them changed: 2,500 seeds
 EVERY_SEED = "RingSimulator.EveryPromiseHoldsForEverySeed"
 SEEDS_LIMIT_S = 3600
+# All that runs in the guest, except its C++ programs.
+GUEST_SOURCES = ("tests/guest/**/*.py", "hack/guest*", *SHARED)
+GUEST_PROGRAMS = ("cairnd", "cairn", "cairn_python")
+GUEST_STRIDE = 3
 PREPARE_GUEST_S = 300  # its kernel has 70 MB
-GUEST_SUITE_S = 600
+GUEST_SUITE, GUEST_SUITE_S = "guest", 600
 BENCH_LIMIT_S = 1800  # it took 744 s where 25 others wanted the two processors
 XML = "@XML@"
 
@@ -68,8 +75,9 @@ def unit_stage(settings: Settings, report: Report) -> None:
     programs = []
     for program in list_programs(build):
         elsewhere = program.labels & {GUEST_LABEL, GPU_LABEL}
-        in_windows = settings.full and program.name == RING_SIMULATOR and not settings.pattern
-        if not elsewhere and not in_windows and re.search(settings.pattern, program.name):
+        has_stage = program.name in (*SIMULATORS, RING_SIMULATOR)
+        has_stage = has_stage and settings.full and not settings.pattern
+        if not elsewhere and not has_stage and re.search(settings.pattern, program.name):
             programs.append(program)
 
     env = {"CAIRN_TIER": settings.tier}
@@ -78,14 +86,15 @@ def unit_stage(settings: Settings, report: Report) -> None:
 
 
 def seeds_stage(settings: Settings, report: Report) -> None:
-    """The simulator of rings. Its time is injected, so it may run at the lowest priority."""
+    """The simulators. Their time is injected, so they may run at the lowest priority."""
     build = BUILD / "main"
-    (simulator,) = (p for p in list_programs(build) if p.name == RING_SIMULATOR)
+    programs = {p.name: p for p in list_programs(build) if p.name in (*SIMULATORS, RING_SIMULATOR)}
+    windows = seed_windows(programs[RING_SIMULATOR])
+    digests = {name: inputs.of_program(build, name) for name in SIMULATORS}
+    digests |= dict.fromkeys(windows, inputs.digest(inputs.matching(RING_SOURCES)))
     ledger = Ledger()
-    digest = inputs.digest(inputs.matching(RING_SOURCES))
-    firsts = {f"{simulator.name}@{first}": first for first in range(1, RING_SEEDS, SEEDS_WINDOW)}
-    due = ledger.plan("seeds", dict.fromkeys(firsts, digest), stride=len(firsts))
-    say(f"  seeds of rings: {describe(due, len(firsts))}")
+    due = ledger.plan("seeds", digests, SEEDS_STRIDE)
+    say(f"  simulators, and seeds of rings: {describe(due, len(digests))}")
     runner = Runner(
         results_of(build),
         {"CAIRN_TIER": settings.tier},
@@ -95,21 +104,24 @@ def seeds_stage(settings: Settings, report: Report) -> None:
         first=begin_first(due),
         report=report,
     )
-    run_programs(runner, seed_windows(simulator, firsts, due), settings.full)
+    chosen = [(programs | windows)[one.name] for one in due]
+    run_programs(runner, [failed_once(programs[RING_SIMULATOR]), *chosen], settings.full)
 
 
-def seed_windows(program: Program, firsts: dict[str, int], due: list[Due]) -> list[Program]:
-    """The simulator of rings, once for each window of its seeds that is due."""
-    windows: list[Program] = []
-    for name in (one.name for one in due):
-        seeds = [f"CAIRN_SIM_FIRST={firsts[name]}", f"CAIRN_SIM_SEEDS={SEEDS_WINDOW}"]
-        # The seeds that failed once, and the tests of the checks, run with the first window.
-        seeds += [f"GTEST_FILTER={EVERY_SEED}"] if windows else []
-        environment = [*program.environment, *seeds]
-        windows.append(
-            dataclasses.replace(
-                program, name=name, environment=environment, timeout_s=SEEDS_LIMIT_S
-            )
+def failed_once(program: Program) -> Program:
+    """The simulator of rings with the seeds that failed once, and the tests of its checks."""
+    environment = [*program.environment, f"GTEST_FILTER=-{EVERY_SEED}"]
+    return dataclasses.replace(program, environment=environment)
+
+
+def seed_windows(program: Program) -> dict[str, Program]:
+    """The simulator of rings by its name in the ledger, once for each window of its seeds."""
+    windows: dict[str, Program] = {}
+    for first in range(1, RING_SEEDS, SEEDS_WINDOW):
+        name, seeds = f"{program.name}@{first}", f"CAIRN_SIM_SEEDS={SEEDS_WINDOW}"
+        more = [f"CAIRN_SIM_FIRST={first}", seeds, f"GTEST_FILTER={EVERY_SEED}"]
+        windows[name] = dataclasses.replace(
+            program, name=name, environment=[*program.environment, *more], timeout_s=SEEDS_LIMIT_S
         )
     return windows
 
@@ -118,26 +130,36 @@ def seed_windows(program: Program, firsts: dict[str, int], due: list[Due]) -> li
 
 
 def guest_stage(settings: Settings, report: Report) -> None:
-    """The C++ programs that need such devices, each in a guest of its own, so that none hangs another."""
+    """The C++ programs that need such devices, each in a guest of its own, so that none hangs another; then
+    tests/guest."""
+    build = BUILD / "main"
+    pytest = [DEBIAN_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "cairn_tier"]
+    found = {
+        p.name: (p.timeout_s, [*p.command, f"--gtest_output=xml:{XML}"])
+        for p in list_programs(build)
+        if GUEST_LABEL in p.labels and re.search(settings.pattern, p.name)
+    }
+    digests = {name: inputs.of_program(build, name) for name in found}
+    ledger = Ledger()
+    due = list(found)
+    if not settings.pattern:
+        found[GUEST_SUITE] = (GUEST_SUITE_S, [*pytest, f"--junitxml={XML}", "tests/guest"])
+        programs = [inputs.of_program(build, name) for name in GUEST_PROGRAMS]
+        digests[GUEST_SUITE] = inputs.digest(inputs.matching(GUEST_SOURCES), " ".join(programs))
+        planned = ledger.plan("guest", digests, GUEST_STRIDE)
+        say(f"  {describe(planned, len(digests))}")
+        due = [one.name for one in planned]
     prepared = run_process(["hack/guest", "--prepare"], PREPARE_GUEST_S)
-
-    def run(name: str, limit_s: float, command: list[str]) -> None:
+    for name in due:
         if prepared.code != 0:
             report.add([Case(name, "skipped", prepared.output.strip())])
         else:
-            run_in_guest(name, limit_s, command, report)
-
-    for program in list_programs(BUILD / "main"):
-        if GUEST_LABEL in program.labels and re.search(settings.pattern, program.name):
-            run(program.name, program.timeout_s, [*program.command, f"--gtest_output=xml:{XML}"])
-    if not settings.pattern:
-        command = [DEBIAN_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["-p", "cairn_tier", f"--junitxml={XML}", "tests/guest"]
-        run("guest", GUEST_SUITE_S, command)
+            passed = run_in_guest(name, *found[name], report)
+            ledger.ended("guest", name, passed)
 
 
-def run_in_guest(name: str, limit_s: float, command: list[str], report: Report) -> None:
-    """`command` has XML where its results go."""
+def run_in_guest(name: str, limit_s: float, command: list[str], report: Report) -> bool:
+    """Whether nothing failed. `command` has XML where its results go."""
     results = results_of(BUILD / "guest")
     results.mkdir(parents=True, exist_ok=True)
     xml = results / f"{name}.xml"
@@ -156,6 +178,7 @@ def run_in_guest(name: str, limit_s: float, command: list[str], report: Report) 
         cases.append(Case(name, "failed", f"{how_it_ended(code, output)}\n{tail(output)}"))
     show(name, cases, ended.wall_s)
     report.add(cases)
+    return not any(case.outcome == "failed" for case in cases)
 
 
 # --- Python ----------------------------------------------------------------------------------------
