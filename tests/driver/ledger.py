@@ -6,8 +6,7 @@ name: "asan:engine_test", "mutants:lease_ignored", "tidy:common/keys.cc", "seeds
 
 A run takes the things of a kind in this order:
 
-    overdue   things that missed two of their turns; the run is red if it does not reach them either (what
-              never passed on this machine: after four)
+    overdue   things that missed two of their turns; the run is red if it does not reach them either
     changed   things whose inputs are not those with which they passed last, or that failed
     turn      from the rest a share, one in `stride`: the ones whose last pass is the longest ago
 
@@ -110,14 +109,9 @@ class Ledger:
             self._put(state, kind, {name: row})
 
     def overdue(self, left: list[str]) -> list[str]:
-        """Those of the things that a run left ("kind:name") which were overdue when it began. What
-        never passed here is a new machine's debt, more than one run can pay: it has twice as many turns."""
+        """Those of the things that a run left ("kind:name") which were overdue when it began."""
         rows = self._read()["things"]
-
-        def is_late(row: dict) -> bool:
-            return row["asked"] > (OVERDUE_AFTER if row["run"] else 2 * OVERDUE_AFTER)
-
-        return [name for name in left if name in rows and is_late(rows[name])]
+        return [name for name in left if rows.get(name, {}).get("asked", 0) > OVERDUE_AFTER]
 
     def lacking(self) -> dict[str, list[str]]:
         """Kind → names that have not passed with the inputs that the last run saw."""

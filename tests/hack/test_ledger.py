@@ -72,8 +72,7 @@ def test_what_failed_comes_first_in_the_next_run(book: Ledger) -> None:
 
 
 def test_what_missed_two_turns_is_first_and_red_if_not_reached(book: Ledger) -> None:
-    for _ in range(3):
-        run_once(book, AS_IT_WAS)
+    run_once(book, AS_IT_WAS)
     changed = {**AS_IT_WAS, "program4": "two"}
     for _ in range(ledger.OVERDUE_AFTER):
         run_once(book, changed, reached=False)
@@ -85,15 +84,6 @@ def test_what_missed_two_turns_is_first_and_red_if_not_reached(book: Ledger) -> 
     assert "program4" in names(due, "overdue")
     assert names(run_once(book, changed), "overdue") == []
     assert book.overdue(["asan:program4"]) == []
-
-
-def test_a_new_machine_has_four_turns_for_what_never_passed_there(book: Ledger) -> None:
-    first = [f"asan:{one.name}" for one in run_once(book, AS_IT_WAS, reached=False)]
-    for _ in range(2 * ledger.OVERDUE_AFTER - 1):
-        run_once(book, AS_IT_WAS, reached=False)
-        assert book.overdue(first) == []
-    run_once(book, AS_IT_WAS, reached=False)
-    assert book.overdue(first) == first
 
 
 def test_record_takes_what_has_not_passed_as_it_is(
