@@ -90,6 +90,7 @@ class Schedule:
         self._report = report
         self._bounded = bounded
         self._begin = time.monotonic()
+        self._busy_before = busy_seconds()
         self.times: list[StageTime] = []
         self.left: list[str] = []  # for another run, for want of time
         self.stopped = False
@@ -175,14 +176,24 @@ class Schedule:
         for one in sorted(self.times, key=lambda one: one.began_s):
             row = f"{one.began_s:6.0f} {one.wall_s:6.0f} {one.processor_s:10.0f}"
             say(f"{one.stage:12} {row}")
-        used = sum(one.processor_s for one in self.times)
         total, processors = self.seconds(), os.cpu_count() or 1
-        say(
-            f"{'all':12} {'':6} {total:6.0f} {used:10.0f}   {total / 60:.1f} min, {processors} processors"
-        )
+        minutes = f"{total / 60:.1f} min, {processors} processors"
+        say(f"{'all':12} {'':6} {total:6.0f} {self.busy_s():10.0f}   {minutes}")
 
     def seconds(self) -> float:
         return time.monotonic() - self._begin
+
+    def busy_s(self) -> float:
+        """How long the machine's processors have worked since the run began. The sum over the stages is
+        less: it lacks compilers that were killed."""
+        return busy_seconds() - self._busy_before
+
+
+def busy_seconds() -> float:
+    """How long all processors have worked since the machine began (proc_stat(5))."""
+    first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
+    user, nice, system = map(int, first.split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def relay(lines: Iterable[str], name: str) -> None:

@@ -4,6 +4,7 @@ It is build/test-results/run.json, and a copy in the user's cache folder, so tha
 measurements:
 
     commit, when, tier, minutes, processors, counts of cases
+    busy_s     processor seconds of the whole machine
     whole      a full tier of all stages
     stages     stage, began_s, wall_s, processor_s
     programs   stage, program, wall_s, processor_s
@@ -40,6 +41,7 @@ def write_table(
         "whole": whole,
         "minutes": round(schedule.seconds() / 60, 1),
         "processors": os.cpu_count(),
+        "busy_s": round(schedule.busy_s()),
         "counts": {what: len(report.of(what)) for what in ("passed", "failed", "skipped")},
         "stages": [
             {

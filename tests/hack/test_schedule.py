@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -129,3 +130,18 @@ def test_a_run_that_is_stopped_ends_its_stages_and_begins_no_other(tmp_path: Pat
     runs.join(patient(20))
     assert not runs.is_alive()
     assert begun == ["unit"]
+
+
+def test_the_work_of_a_process_that_nothing_waited_for_counts() -> None:
+    def worked_s(pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = schedule.busy_seconds()
+    burns = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        until("it has worked", lambda: worked_s(burns.pid) >= 0.5)
+        assert schedule.busy_seconds() - before >= 0.4
+    finally:
+        burns.kill()
+        burns.wait()
