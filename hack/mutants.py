@@ -11,9 +11,9 @@ tests/mutants/mutants.json holds the bugs:
     tests          test programs of which one must fail (with a gtest "filter"), or
     pytest         items of pytest
 
-Each bug is planted in a copy of the tree under build/mutants, alone. As many copies are worked on side by
-side as there are processors. A bug whose text is not there any more, or that does not compile, is an error:
-it proves nothing.
+Each bug is planted in a copy of the tree under build/mutants, alone; without it the same tests must pass, as
+the working tree has built them. As many copies are worked on side by side as there are processors. A bug
+whose text is not there any more, or that does not compile, is an error: it proves nothing.
     unproven       true: no run has shown yet that it is caught; the full tier leaves it out
 
     hack/mutants.py [NAME...] [--json FILE]     all, or some; in the full tier those that are due (the ledger,
@@ -49,7 +49,15 @@ import cpp_source
 import patience
 from driver.budget import leave, run_seconds_left, seconds_left
 from driver.ledger import MODE, TURNS, Due, Ledger, describe
-from driver.process import LOWEST_PRIORITY, ROOT, end_with_all_that_runs, run_process, say, tail
+from driver.process import (
+    LOWEST_PRIORITY,
+    ROOT,
+    Ended,
+    end_with_all_that_runs,
+    run_process,
+    say,
+    tail,
+)
 from driver.programs import Runner, list_programs
 from driver.pytests import DEBIAN_PYTHON, NO_TESTS_COLLECTED, TORCH2_PYTHON
 from driver.report import Case, Report
@@ -75,7 +83,7 @@ class Unusable(Exception):
 
 
 class Sick(Exception):
-    """A test fails, or the tree does not build, without any bug: it would catch everything."""
+    """A test fails without any bug: it would catch everything."""
 
 
 class OutOfTime(Exception):
@@ -269,6 +277,10 @@ def copy_if_new(source: Path, target: Path) -> None:
     target.chmod(source.stat().st_mode)
 
 
+def build(tree: Path, words: list[str]) -> Ended:
+    return run_process([*LOWEST_PRIORITY, "hack/build", *words], BUILD_LIMIT_S, cwd=tree)
+
+
 class Workshop:
     """One copy of the tree, in which one thread plants bugs."""
 
@@ -288,39 +300,36 @@ class Workshop:
             problem = self._build(mutant.programs)
             if problem:
                 raise Unusable(f"it does not compile:\n{problem}")
-            failed = self._failures(mutant)
-            require_time()
+            failed = self._failures(mutant, self._tree)
             return failed[0].name if failed else ""
         finally:
             path.write_text(original, encoding="utf-8")
 
     def _require_health(self, mutant: Mutant) -> None:
+        """The programs that the working tree has built pass."""
         if mutant.proof in self._healthy:
             return
-        problem = self._build(mutant.programs)
-        if problem:
-            raise Sick(f"{', '.join(mutant.programs)} cannot be built:\n{problem}")
-        failed = self._failures(mutant)
-        require_time()
+        failed = self._failures(mutant, ROOT)
         if failed:
             raise Sick(f"{failed[0].name} fails without a bug:\n{failed[0].reason}")
         self._healthy.add(mutant.proof)
 
     def _build(self, programs: list[str]) -> str:
         """What went wrong, or an empty string."""
-        command = [*LOWEST_PRIORITY, "hack/build", *programs]
-        ended = run_process(command, BUILD_LIMIT_S, cwd=self._tree)
+        configured = (self._tree / "build" / "main" / "build.ninja").exists()
+        ended = build(self._tree, ["--configured", *programs] if configured else programs)
         self.processor_s += ended.processor_s
         require_time()
         return ended.output[-3000:] if ended.code else ""
 
-    def _failures(self, mutant: Mutant) -> list[Case]:
+    def _failures(self, mutant: Mutant, tree: Path) -> list[Case]:
         """The failed cases among the tests that must catch it; one is enough, so the first ends a program."""
         env = {"GTEST_FAIL_FAST": "1", "GTEST_FILTER": mutant.filter or "*"}
         counted = Report()
         results = self._tree / "build" / "results"
         runner = Runner(results, env, before=WITHIN_MEMORY, quiet=True, report=counted)
-        registered = {p.name: p for p in list_programs(self._tree / "build" / "main")}
+        listed = list_programs(tree / "build" / "main") if mutant.tests else []
+        registered = {program.name: program for program in listed}
         failed = []
         for name in mutant.tests:
             if name not in registered:
@@ -329,14 +338,17 @@ class Workshop:
             program.timeout_s = min(program.timeout_s, TEST_LIMIT_S)
             failed += [case for case in runner.run(program) if case.outcome == "failed"]
         self.processor_s += sum(one.processor_s for one in counted.times)
-        return failed + [case for item in mutant.pytest for case in self._pytest_failures(item)]
+        for item in mutant.pytest:
+            failed += self._pytest_failures(item, tree)
+        require_time()
+        return failed
 
-    def _pytest_failures(self, item: str) -> list[Case]:
-        build = self._tree / "build"
+    def _pytest_failures(self, item: str, tree: Path) -> list[Case]:
+        built = tree / "build"
         env = {
             **os.environ,
-            "PYTHONPATH": f"{self._tree / 'tests'}:{build / 'main' / 'python'}",
-            "CAIRN_BIN": str(build / "bin"),
+            "PYTHONPATH": f"{tree / 'tests'}:{built / 'main' / 'python'}",
+            "CAIRN_BIN": str(built / "bin"),
             "CAIRN_TIER": "all",
         }
         python = TORCH2_PYTHON if item.startswith("tests/torch2/") else DEBIAN_PYTHON
@@ -345,7 +357,7 @@ class Workshop:
         command = [*WITHIN_MEMORY, python, "-m", "pytest", "-q", "-x"]
         command += ["-p", "no:cacheprovider"]
         command += ["-p", "cairn_tier", item]
-        ended = run_process(command, patience.patient(TEST_LIMIT_S), env, self._tree)
+        ended = run_process(command, patience.patient(TEST_LIMIT_S), env, tree)
         self.processor_s += ended.processor_s
         if ended.code == NO_TESTS_COLLECTED or "no tests ran" in ended.output:
             raise Unusable(f"no test matches {item}: {ended.output[-500:]}")
@@ -454,6 +466,10 @@ def main() -> int:
     end_with_all_that_runs()
     ledger = Ledger()
     due = [Due(name, "asked") for name in arguments.names] or plan(mutants, ledger)
+    programs = {program for one in due for program in by_name[one.name].programs}
+    if programs and (built := build(ROOT, sorted(programs))).code:
+        print(f"the working tree cannot be built:\n{built.output[-3000:]}")
+        return 1
     workshops = Workshops(ledger)
     # What waits longest first: the time may be up before the last ones.
     for why in dict.fromkeys(one.why for one in due):

@@ -115,7 +115,7 @@ def test_a_mutant_whose_build_the_end_of_the_run_cuts_off_has_no_verdict(
     monkeypatch.setenv(budget.LEFT, str(left))
     monkeypatch.setenv(budget.RUN_ENDS, str(time.monotonic() + patience.patient(5)))
     workshops = mutants.Workshops(Ledger(tmp_path / "ledger.json"))
-    workshops.judge_all([MUTANT])
+    workshops.judge_all([dataclasses.replace(MUTANT, tests=(), targets=("engine_test",))])
     assert (tmp_path / "trees" / "begun").exists()
     assert not workshops.verdicts
     assert left.read_text() == "mutants:lease_ignored\n"
