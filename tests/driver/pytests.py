@@ -141,8 +141,9 @@ def seconds_by_file(xml: Path, files: list[str]) -> dict[str, float]:
 
 
 def python_env(tier: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **inherited,
         # `import cairn` finds the package as hack/build leaves it.
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(BUILD / "main" / "python")]),
         "PYTHONPYCACHEPREFIX": str(BUILD / "pycache"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,13 @@ def test_what_runs_under_both_pythons_takes_turns_under_the_second(
     for change in ("a", "b", "c", "d"):
         (folder / f"test_{change}.py").write_text("changed")
         assert change in runs()
+
+
+def test_bytecode_is_kept_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "large.py").write_text("x = 1\n")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    env = pytests.python_env("all") | {"PYTHONPYCACHEPREFIX": str(tmp_path / "kept")}
+    subprocess.run([sys.executable, "-c", "import large"], env=env, cwd=tmp_path, check=True)
+    assert list((tmp_path / "kept").rglob("large.*.pyc"))
