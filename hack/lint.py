@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """make lint and make format: clang-format, clang-tidy, the house's rules, its structure, ruff.
 
-A file in which clang-tidy found nothing is remembered in the ledger (tests/driver/ledger.py), by a digest of
-itself, the headers of the repository that it sees, the configuration and clang-tidy's version: the second run
-is quick, in another clone too.
+clang-tidy reads the sources of a room in batches (hack/cmake/CairnRoom.cmake), in a third of the time that
+they take one by one. A batch in which it found nothing is remembered in the ledger (tests/driver/ledger.py),
+by a digest of its sources, the headers of the repository that they see, the configuration and clang-tidy's
+version: the second run is quick, in another clone too.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def clang_format(fix: bool) -> list[str]:
 
 def clang_tidy() -> list[str]:
     configured = run(
-        ["cmake", "-S", ".", "-B", str(BUILD), "-G", "Ninja", "-DCAIRN_PRECOMPILED=OFF"]
+        ["cmake", "-S", ".", "-B", str(BUILD), "-G", "Ninja"]
+        + ["-DCAIRN_PRECOMPILED=OFF", "-DCAIRN_UNITY=ON"]
     )
     if configured.returncode:
         return [configured.stdout + configured.stderr]
@@ -92,11 +94,10 @@ def clang_tidy() -> list[str]:
     digests = {}
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
         path = Path(entry["file"])
-        if not path.is_relative_to(ROOT) or path.is_relative_to(ROOT / "build"):
-            continue
-        name = path.relative_to(ROOT).as_posix()
-        if name.startswith(TIDY_TOPS) and path.suffix == ".cc":
-            digests[name] = inputs.digest(inputs.with_headers([name]), common.hexdigest())
+        read = inputs.sources_of(path)
+        if read and all(name.startswith(TIDY_TOPS) for name in read):
+            name = path.relative_to(BUILD if path.is_relative_to(BUILD) else ROOT).as_posix()
+            digests[name] = inputs.digest(inputs.with_headers(read), common.hexdigest())
     ledger = Ledger()
     todo = [one.name for one in ledger.plan("tidy", digests, TIDY_STRIDE, repeat=False)]
 
@@ -104,13 +105,13 @@ def clang_tidy() -> list[str]:
         if seconds_left() <= 0:
             leave(f"tidy:{name}")
             return None
-        result = run([*TIDY, name])
+        result = run([*TIDY, str(ROOT / name if (ROOT / name).exists() else BUILD / name)])
         ledger.ended("tidy", name, result.returncode == 0)
         if result.returncode == 0:
             return None
         return (result.stdout or result.stderr).strip().replace(f"{ROOT}/", "")
 
-    print(f"  clang-tidy on {len(todo)} files", flush=True)
+    print(f"  clang-tidy on {len(todo)} batches", flush=True)
     found = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
         for problem in pool.map(tidy, todo):
@@ -118,7 +119,7 @@ def clang_tidy() -> list[str]:
                 print("  " + problem.replace("\n", "\n  "), flush=True)
                 FINDINGS.update(line for line in problem.splitlines() if TIDY_FINDING.search(line))
                 found += 1
-    return [f"{found} files with findings, above"] if found else []
+    return [f"{found} batches with findings, above"] if found else []
 
 
 def ruff(fix: bool) -> list[str]:

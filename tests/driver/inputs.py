@@ -68,16 +68,16 @@ def of_program(build: Path, target: str) -> str:
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     sources = []
     for line in listed.splitlines():
-        path = (build / shlex.split(line)[0]).resolve()  # a path with a blank is quoted
-        if BATCH.search(path.name):  # it includes the sources that it stands for
-            sources += OUR_INCLUDE.findall(path.read_text(encoding="utf-8"))
-        elif own := own_source(path):
-            sources.append(own)
+        # A path with a blank is quoted.
+        sources += sources_of((build / shlex.split(line)[0]).resolve())
     return digest(with_headers(sources), always())
 
 
-def own_source(path: Path) -> str:
-    """Its path from the root; "" if it is not ours, or is generated."""
+def sources_of(path: Path) -> list[str]:
+    """By their paths from the root, the sources of ours that a compiler reads when it is given this file:
+    itself, or those of a batch; none if it is generated, or not ours."""
+    if BATCH.search(path.name):
+        return OUR_INCLUDE.findall(path.read_text(encoding="utf-8"))
     ours = path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "build")
     known = ours and path.suffix in SOURCES and path.is_file()
-    return path.relative_to(ROOT).as_posix() if known else ""
+    return [path.relative_to(ROOT).as_posix()] if known else []

@@ -1,7 +1,7 @@
 """Which things have passed, with which inputs and in which run. A thing that did not run is a debt.
 
 The full tier does not repeat everything each time. A thing that it may leave out is named by its kind and a
-name: "asan:engine_test", "mutants:lease_ignored", "tidy:common/keys.cc", "seeds:ring_sim_test@2501",
+name: "asan:engine_test", "mutants:lease_ignored", "tidy:common/version.cc", "seeds:ring_sim_test@2501",
 "fuzz:keys_fuzz". The ledger has a row for each, in the user's cache folder, where the next run finds it.
 
 A run takes the things of a kind in this order:
