@@ -38,7 +38,7 @@ RING_SOURCES = ("server/engine/**/*.h", "server/engine/**/*.cc", "server/facts/*
 RING_SEEDS, SEEDS_WINDOW = 10_000, 500
 SEEDS_STRIDE = 4  # where nothing of them changed: 2,500 seeds
 EVERY_SEED = "RingSimulator.EveryPromiseHoldsForEverySeed"
-SEEDS_LIMIT_S = 3600
+SEEDS_LIMIT_S = 3600  # of one that gets what the tests leave of a processor
 # All that runs in the guest, except its C++ programs.
 GUEST_SOURCES = ("tests/guest/**/*.py", "hack/guest*", *SHARED)
 GUEST_PROGRAMS = ("cairnd", "cairn", "cairn_python")
@@ -88,7 +88,11 @@ def unit_stage(settings: Settings, report: Report) -> None:
 def seeds_stage(settings: Settings, report: Report) -> None:
     """The simulators. Their time is injected, so they may run at the lowest priority."""
     build = BUILD / "main"
-    programs = {p.name: p for p in list_programs(build) if p.name in (*SIMULATORS, RING_SIMULATOR)}
+    programs = {
+        p.name: dataclasses.replace(p, timeout_s=SEEDS_LIMIT_S)
+        for p in list_programs(build)
+        if p.name in (*SIMULATORS, RING_SIMULATOR)
+    }
     windows = seed_windows(programs[RING_SIMULATOR])
     digests = {name: inputs.of_program(build, name) for name in SIMULATORS}
     digests |= dict.fromkeys(windows, inputs.digest(inputs.matching(RING_SOURCES)))
@@ -120,9 +124,8 @@ def seed_windows(program: Program) -> dict[str, Program]:
     for first in range(1, RING_SEEDS, SEEDS_WINDOW):
         name, seeds = f"{program.name}@{first}", f"CAIRN_SIM_SEEDS={SEEDS_WINDOW}"
         more = [f"CAIRN_SIM_FIRST={first}", seeds, f"GTEST_FILTER={EVERY_SEED}"]
-        windows[name] = dataclasses.replace(
-            program, name=name, environment=[*program.environment, *more], timeout_s=SEEDS_LIMIT_S
-        )
+        environment = [*program.environment, *more]
+        windows[name] = dataclasses.replace(program, name=name, environment=environment)
     return windows
 
 
