@@ -67,6 +67,9 @@ class Ledger:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or cache.folder() / "ledger.json"
+        self._planned: dict[
+            str, str
+        ] = {}  # "kind:name" → the digest with which it was planned here
 
     def begin_run(self) -> int:
         """The number of the run that begins."""
@@ -82,6 +85,7 @@ class Ledger:
     ) -> list[Due]:
         """The things of a kind that are due, in their order. `digests` has all of the kind, by name without
         the kind; so have the answers. Without `repeat` what has passed as it is is never due."""
+        self._planned |= {f"{kind}:{name}": digest for name, digest in digests.items()}
         with self._changing() as state:
             rows = self._update(state, kind, digests)
             lacking = {name: row for name, row in rows.items() if not row.passed_as_it_is}
@@ -96,14 +100,16 @@ class Ledger:
             return due
 
     def ended(self, kind: str, name: str, passed: bool) -> None:
-        """What failed runs first until it passes."""
+        """A thing that failed runs first until it passes. A pass counts only of a thing that this ledger has
+        planned, with the inputs that it then had."""
+        planned = self._planned.get(f"{kind}:{name}", "")
         with self._changing() as state:
             values = state["things"].get(f"{kind}:{name}")
-            if values is None:
-                return  # asked for by its name, outside of any plan
+            if values is None or (passed and not planned):
+                return
             row = Row(**values)
             row.asked = 0
-            row.known = row.digest if passed else ""
+            row.known = planned if passed else ""
             if passed:
                 row.run, row.commit = max(1, state["run"]), head()[:12]
             self._put(state, kind, {name: row})

@@ -114,3 +114,24 @@ def test_a_ledger_of_another_format_is_a_new_one(book: Ledger, tmp_path: Path) -
     (tmp_path / "ledger.json").write_text('{"format": 0}')
     assert book.lacking() == {}
     assert book.begin_run() == 1
+
+
+def test_a_pass_counts_with_the_inputs_of_its_own_plan(book: Ledger, tmp_path: Path) -> None:
+    """Two clones share the ledger; the sources of the other one have changed meanwhile."""
+    other = Ledger(tmp_path / "ledger.json")
+    book.plan("asan", {"keys_test": "before"}, stride=1)
+    other.plan("asan", {"keys_test": "after"}, stride=1)
+    book.ended("asan", "keys_test", True)
+    assert book.lacking() == {"asan": ["keys_test"]}
+    other.ended("asan", "keys_test", True)
+    assert book.lacking() == {"asan": []}
+
+
+def test_what_was_not_planned_fails_but_does_not_pass(book: Ledger, tmp_path: Path) -> None:
+    book.plan("asan", {"keys_test": "it"}, stride=1)
+    by_name = Ledger(tmp_path / "ledger.json")
+    by_name.ended("asan", "keys_test", True)
+    assert book.lacking() == {"asan": ["keys_test"]}
+    book.ended("asan", "keys_test", True)
+    by_name.ended("asan", "keys_test", False)
+    assert book.lacking() == {"asan": ["keys_test"]}
