@@ -54,6 +54,7 @@ from driver.process import (
     ROOT,
     Ended,
     end_with_all_that_runs,
+    forget_settings,
     run_process,
     say,
     tail,
@@ -64,7 +65,7 @@ from driver.report import Case, Report
 
 TREES = ROOT / "build" / "mutants"
 DEFINITIONS = ROOT / "tests" / "mutants" / "mutants.json"
-TOPS = ("CMakeLists.txt", "common", "server", "client", "proto", "sql", "hack", "tests")
+NOT_COPIED = {".git", "build"}
 SOURCES = (".h", ".cc", ".py", ".sql")
 TEST_LIMIT_S = 240
 # A bug may make a program ask for all the memory of the machine; no test needs half as much.
@@ -251,10 +252,8 @@ class TestSources:
 def copy_tree(tree: Path) -> None:
     """The working tree as it is, without build folders. Files that did not change keep their times, so
     that a second run rebuilds little."""
-    for top in TOPS:
+    for top in sorted({path.name for path in ROOT.iterdir()} - NOT_COPIED):
         source = ROOT / top
-        if not source.exists():
-            continue
         if source.is_file():
             copy_if_new(source, tree / top)
             continue
@@ -288,6 +287,7 @@ class Workshop:
         self._tree = tree
         self.processor_s = 0.0  # that builds and tests have used
         self._healthy: set[tuple[object, ...]] = set()  # proofs that are green without a bug
+        self._configured = False
         copy_tree(tree)
 
     def prove(self, mutant: Mutant) -> str:
@@ -316,8 +316,8 @@ class Workshop:
 
     def _build(self, programs: list[str]) -> str:
         """What went wrong, or an empty string."""
-        configured = (self._tree / "build" / "main" / "build.ninja").exists()
-        ended = build(self._tree, ["--configured", *programs] if configured else programs)
+        ended = build(self._tree, ["--configured", *programs] if self._configured else programs)
+        self._configured = ended.code == 0 or self._configured
         self.processor_s += ended.processor_s
         require_time()
         return ended.output[-3000:] if ended.code else ""
@@ -464,6 +464,7 @@ def main() -> int:
         return check([by_name[name] for name in arguments.names] or mutants)
 
     end_with_all_that_runs()
+    forget_settings()
     ledger = Ledger()
     due = [Due(name, "asked") for name in arguments.names] or plan(mutants, ledger)
     programs = {program for one in due for program in by_name[one.name].programs}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import patience
 
-from driver.budget import leave, seconds_left
+from driver.budget import leave, run_seconds_left, seconds_left
 from driver.process import PAST_ITS_TIME, run_process, say, tail
 from driver.report import RESULTS, Case, Report, read_cases
 
@@ -84,6 +84,7 @@ class Runner:
     done: Callable[[Program, bool], None] = lambda program, passed: None
     took_last: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, by case name
     first: frozenset[str] = frozenset()  # programs that begin before all others
+    may_be_cut: bool = False  # by the end of the run, which then leaves them
     report: Report = dataclasses.field(default_factory=Report)
 
     def run(self, program: Program) -> list[Case]:
@@ -101,6 +102,9 @@ class Runner:
         ended = run_process(command, program.timeout_s * factor, env, program.directory)
         code, output = ended.code, ended.output
         self.report.add_time(name, ended.wall_s, ended.processor_s)
+        if self.may_be_cut and run_seconds_left() <= 0:
+            leave(name)
+            return []
         cases = read_cases(xml, f"{name}:", name)
         failed = any(case.outcome == "failed" for case in cases)
         if code != 0 and not failed:

@@ -22,6 +22,7 @@ from driver.process import (
     LOWEST_PRIORITY,
     ROOT,
     finding,
+    forget_settings,
     run_process,
     run_shown,
     say,
@@ -109,6 +110,7 @@ def sanitizer_stage(
             chosen = [
                 p.name for p in programs.values() if wanted(p) and p.name not in NOT_SANITIZED
             ]
+            forget_settings()
             digests = {one: inputs.of_program(folder, one) for one in chosen}
             due = ledger.plan(name, digests, SANITIZED_STRIDE)
             say(f"  {describe(due, len(chosen))}")

@@ -15,7 +15,16 @@ import patience
 from driver import inputs
 from driver.disk import TMPDIR
 from driver.ledger import Ledger, begin_first, describe
-from driver.process import BUILD, LOWEST_PRIORITY, ROOT, run_process, run_shown, say, tail
+from driver.process import (
+    BUILD,
+    LOWEST_PRIORITY,
+    ROOT,
+    forget_settings,
+    run_process,
+    run_shown,
+    say,
+    tail,
+)
 from driver.programs import (
     GPU_LABEL,
     GUEST_LABEL,
@@ -36,13 +45,17 @@ SIMULATORS = ("engine_simulator_test", "engine_year_test")
 RING_SIMULATOR = "ring_sim_test"
 RING_SOURCES = ("server/engine/**/*.h", "server/engine/**/*.cc", "server/facts/*", "tests/ring/*")
 RING_SEEDS, SEEDS_WINDOW = 10_000, 500
-SEEDS_STRIDE = 4  # where nothing of them changed: 2,500 seeds
+SEEDS_STRIDE = 4  # where nothing of them changed: some 2,500 seeds
 EVERY_SEED = "RingSimulator.EveryPromiseHoldsForEverySeed"
 SEEDS_LIMIT_S = 3600  # of one that gets what the tests leave of a processor
-# All that runs in the guest, except its C++ programs.
-GUEST_SOURCES = ("tests/guest/**/*.py", "hack/guest*", *SHARED)
+# What starts the guest; what its suite is made from, and the programs that it runs.
+GUEST = ("hack/guest*",)
+GUEST_SOURCES = (
+    *("tests/guest/*.py", "tests/cluster/*.py", "tests/faults/*.py"),
+    *("hack/cluster/*", "hack/demo/*.py", *GUEST, *SHARED),
+)
 GUEST_PROGRAMS = ("cairnd", "cairn", "cairn_python")
-GUEST_STRIDE = 3
+GUEST_STRIDE = 2
 PREPARE_GUEST_S = 300  # its kernel has 70 MB
 GUEST_SUITE, GUEST_SUITE_S = "guest", 600
 BENCH_LIMIT_S = 1800  # it took 744 s where 25 others wanted the two processors
@@ -75,9 +88,11 @@ def unit_stage(settings: Settings, report: Report) -> None:
     programs = []
     for program in list_programs(build):
         elsewhere = program.labels & {GUEST_LABEL, GPU_LABEL}
-        has_stage = program.name in (*SIMULATORS, RING_SIMULATOR)
-        has_stage = has_stage and settings.full and not settings.pattern
-        if not elsewhere and not has_stage and re.search(settings.pattern, program.name):
+        simulates = program.name in (*SIMULATORS, RING_SIMULATOR)
+        has_stage = simulates and settings.full and not settings.pattern
+        if has_stage:
+            say(f"  {program.name}: in the stage seeds")
+        elif not elsewhere and re.search(settings.pattern, program.name):
             programs.append(program)
 
     env = {"CAIRN_TIER": settings.tier}
@@ -86,7 +101,11 @@ def unit_stage(settings: Settings, report: Report) -> None:
 
 
 def seeds_stage(settings: Settings, report: Report) -> None:
-    """The simulators. Their time is injected, so they may run at the lowest priority."""
+    """The simulators. Their time is injected, so they may run at the lowest priority. One that is asked for
+    by its name runs in the stage unit."""
+    if settings.pattern:
+        return
+    forget_settings()
     build = BUILD / "main"
     programs = {
         p.name: dataclasses.replace(p, timeout_s=SEEDS_LIMIT_S)
@@ -101,11 +120,12 @@ def seeds_stage(settings: Settings, report: Report) -> None:
     say(f"  simulators, and seeds of rings: {describe(due, len(digests))}")
     runner = Runner(
         results_of(build),
-        {"CAIRN_TIER": settings.tier},
+        {"CAIRN_TIER": "all"},
         prefix="seeds:",
         before=LOWEST_PRIORITY,
         done=lambda program, passed: ledger.ended("seeds", program.name, passed),
-        first=begin_first(due),
+        first=begin_first(due) | {RING_SIMULATOR},
+        may_be_cut=True,
         report=report,
     )
     chosen = [(programs | windows)[one.name] for one in due]
@@ -142,10 +162,12 @@ def guest_stage(settings: Settings, report: Report) -> None:
         for p in list_programs(build)
         if GUEST_LABEL in p.labels and re.search(settings.pattern, p.name)
     }
-    digests = {name: inputs.of_program(build, name) for name in found}
+    starts = inputs.digest(inputs.matching(GUEST))
+    digests = {name: f"{inputs.of_program(build, name)} {starts}" for name in found}
     ledger = Ledger()
     due = list(found)
     if not settings.pattern:
+        forget_settings()
         found[GUEST_SUITE] = (GUEST_SUITE_S, [*pytest, f"--junitxml={XML}", "tests/guest"])
         programs = [inputs.of_program(build, name) for name in GUEST_PROGRAMS]
         digests[GUEST_SUITE] = inputs.digest(inputs.matching(GUEST_SOURCES), " ".join(programs))
@@ -179,6 +201,8 @@ def run_in_guest(name: str, limit_s: float, command: list[str], report: Report) 
     cases = read_cases(xml, f"{name}:", name)
     if code != 0 and not any(case.outcome == "failed" for case in cases):
         cases.append(Case(name, "failed", f"{how_it_ended(code, output)}\n{tail(output)}"))
+    elif not cases:
+        cases.append(Case(name, "failed", "no test ran"))
     show(name, cases, ended.wall_s)
     report.add(cases)
     return not any(case.outcome == "failed" for case in cases)

@@ -1,9 +1,11 @@
 """What the driver says of a C++ program that did not end well."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
+from driver import budget
 from driver.process import run_process
 from driver.programs import Program, Runner, how_it_ended
 from patience import patient
@@ -36,3 +38,21 @@ def test_an_overdue_program_begins_before_longer_ones(
     runner.run_all([program(name) for name in ("short", "long", "new", "late")])
     order = (tmp_path / "order").read_text(encoding="utf-8").split()
     assert order == ["late", "new", "long", "short"]
+
+
+def test_what_the_end_of_the_run_cuts_off_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(budget.RUN_ENDS, str(time.monotonic() + patient(3)))
+    monkeypatch.setenv(budget.LEFT, str(tmp_path / "left"))
+    command = ["sh", "-c", "touch begun; exec sleep 600"]
+    program = Program("long", command, set(), 600, [], str(tmp_path), alone=False)
+    ended: list[str] = []
+    runner = Runner(
+        tmp_path, prefix="seeds:", may_be_cut=True, done=lambda one, _: ended.append(one.name)
+    )
+    runner.run_all([program])
+    assert (tmp_path / "begun").exists()
+    assert (tmp_path / "left").read_text(encoding="utf-8") == "seeds:long\n"
+    assert not ended
+    assert not runner.report.cases
