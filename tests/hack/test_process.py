@@ -10,7 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from driver.process import SHOWN_LAST, TAIL_LINES, finding, run_process, run_shown
+from driver.process import (
+    SHOWN_LAST,
+    TAIL_LINES,
+    finding,
+    forget_settings,
+    run_process,
+    run_shown,
+)
 from patience import patient, until
 
 
@@ -95,3 +102,14 @@ def test_of_a_fuzzer_its_finding_is_kept() -> None:
         lines = finding("\n".join([*before, first, *stack])).splitlines()
         assert lines == [first, *stack[: TAIL_LINES - 1]]
     assert finding("exit\nwithout a word") == "exit\nwithout a word"
+
+
+def test_settings_of_the_shell_are_forgotten_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("GTEST_FILTER", "CAIRN_SIM_SEED", "CAIRN_YEAR_STEPS", "CAIRN_PATIENCE"):
+        monkeypatch.setenv(name, "7")
+    forget_settings()
+    assert os.environ.get("CAIRN_PATIENCE") == "7"
+    assert not [name for name in os.environ if name.startswith(("GTEST_", "CAIRN_SIM_"))]
+    assert "CAIRN_YEAR_STEPS" not in os.environ
