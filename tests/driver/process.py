@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,13 +71,22 @@ def end_with_all_that_runs() -> None:
     daemons in sessions of their own."""
 
     def end(number: int, _: object) -> None:
-        for group in _groups | groups_below(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+        kill(_groups | groups_below(os.getpid()))
         os._exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+
+
+def kill(groups: Iterable[int]) -> None:
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def kill_with_descendants(leader: int) -> None:
+    """The group, and those that its processes have made: ninja starts each compiler in one of its own."""
+    kill({leader} | groups_below(leader))
 
 
 def groups_below(pid: int) -> set[int]:
@@ -104,10 +113,10 @@ def run_process(
     env: dict[str, str] | None = None,
     cwd: Path | str = ROOT,
 ) -> Ended:
-    """Past its time, or when the run's time is up, the stacks of its threads are added to the output, and its
-    whole group is killed, because a test that hangs usually hangs in a daemon it started. A group, not a
-    session: Linux shares processors out between sessions, so that the low priority of a compiler would be
-    one inside its own alone (sched(7), "The autogroup feature")."""
+    """Past its time, or when the run's time is up, the stacks of its threads are added to the output, and it
+    is killed with its whole group and those below: a test that hangs usually hangs in a daemon it started. A
+    group, not a session: Linux shares processors out between sessions, so that the low priority of a compiler
+    would be one inside its own alone (sched(7), "The autogroup feature")."""
     begin = time.monotonic()
     limit_s = max(0.0, min(timeout_s, run_seconds_left()))
     with tempfile.TemporaryFile() as output:
@@ -124,7 +133,7 @@ def run_process(
         note = ""
         if not ends_within(process.pid, limit_s):
             note = f"{stacks(process.pid)}\n(ran past {limit_s:g} s{PAST_ITS_TIME}"
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_with_descendants(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
         _groups.discard(process.pid)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -235,7 +244,7 @@ def run_shown(command: Sequence[str], timeout_s: float) -> Shown:
     limit_s = min(timeout_s, run_seconds_left())
     ended = ends_within(process.pid, max(0.0, limit_s))
     if not ended:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_with_descendants(process.pid)
     _, status, usage = os.wait4(process.pid, 0)
     _groups.discard(process.pid)
     process.returncode = code = os.waitstatus_to_exitcode(status)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,13 @@ def test_settings_of_the_shell_are_forgotten_and_nothing_else(
     assert os.environ.get("CAIRN_PATIENCE") == "7"
     assert not [name for name in os.environ if name.startswith(("GTEST_", "CAIRN_SIM_"))]
     assert "CAIRN_YEAR_STEPS" not in os.environ
+
+
+@pytest.mark.parametrize("run", [run_process, run_shown])
+def test_past_its_time_a_command_ends_with_the_groups_that_it_has_made(
+    tmp_path: Path, run: Callable[..., object]
+) -> None:
+    """So does a build: ninja starts each compiler in a group of its own."""
+    made = tmp_path / "group"
+    run(["sh", "-c", f"setsid sleep 1000 & echo $! > {made}; wait"], patient(3))
+    until("that is gone", lambda: not runs_still(int(made.read_text())))
