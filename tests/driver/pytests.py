@@ -30,7 +30,8 @@ JOB_S = 60  # short files of a folder are put together until they take so long
 UNKNOWN_S = 20  # a file that no run has measured yet
 # A file that runs under the first Python, too, has its turn under the second one in one run of so many.
 SECOND_STRIDE = 2
-SHARED = ("client/python/**/*.py", "client/python/src/*", "tests/*.py", "tests/python/*.py")
+# tests/[!r]*.py: the driver, tests/run.py, decides nothing in a test.
+SHARED = ("client/python/**/*.py", "client/python/src/*", "tests/[!r]*.py", "tests/python/*.py")
 NO_TESTS_COLLECTED = 5  # pytest's exit status
 LIMIT_S, LIMIT_ORDINARY_S = 3000, 900
 
