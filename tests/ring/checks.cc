@@ -12,8 +12,6 @@ namespace cairn::engine::ringsim {
 namespace {
 
 constexpr size_t kReportsKept = 64;
-// One verdict in so many is held against View, which costs as much as to make it.
-constexpr uint64_t kRestsEvery = 4;
 
 bool Newer(const CheckpointKey& a, const CheckpointKey& b) {
   return std::tie(a.attempt, a.step, a.revision) > std::tie(b.attempt, b.step, b.revision);
@@ -102,7 +100,6 @@ void Truth::CheckRests(SimNode& node, const JobVerdict& verdict) {
     return;
   }
   last = {verdict.reports, verdict.silent, verdict.final};
-  if (++rests_ % kRestsEvery != 0) return;
   if (gathering.final != verdict.final || gathering.silent != verdict.silent ||
       gathered->record().highest_protected != verdict.safe) {
     return;

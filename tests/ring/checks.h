@@ -102,8 +102,7 @@ class Truth {
   std::deque<std::pair<MonotonicNanos, std::map<PartKey, std::string>>> deaths_;  // what each had
   // Reports as their nodes said them, by number; of each node and job the newest few.
   std::map<std::pair<MemberId, std::string>, std::map<uint64_t, JobReport>> reports_;
-  std::map<std::pair<int, std::string>, Rested> rested_;  // the last of each home and job
-  uint64_t rests_ = 0;                                    // different ones
+  std::map<std::pair<int, std::string>, Rested> rested_;  // the last that was looked at
 };
 
 }  // namespace cairn::engine::ringsim
