@@ -432,6 +432,7 @@ struct LineNumbersRead {
 struct Exchanged {
   Rank rank = kNoRank;
   std::optional<MemberId> who;  // nullopt: it failed
+  MonotonicNanos took = 0;      // since it began
 };
 
 // A member of the ring says something. Its identity was checked by the links.

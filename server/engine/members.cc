@@ -118,6 +118,7 @@ void Members::On(const event::Exchanged& event) {
                                              event.who->incarnation));
     }
     if (member.id != *event.who) member.met = out_.now();
+    if (came) member.up_since = out_.now();
     member.id = *event.who;
     member.up = true;
     if (!std::exchange(believed_, true) && self_.incarnation != 0) Say();
@@ -132,7 +133,7 @@ void Members::On(const event::Exchanged& event) {
     out_.Log(Severity::kWarning, absl::StrCat("ring: rank ", event.rank, " does not answer"));
     for (RingWatcher* watcher : watchers_) watcher->MemberWent(event.rank);
   }
-  if (member.failed++ == 0) member.failing_since = out_.now();
+  if (member.failed++ == 0) member.failing_since = std::max(out_.now() - event.took, late_);
   if (member.lost || member.failed < kFailedExchanges ||
       out_.now() - member.failing_since < lost_after()) {
     return;
@@ -147,6 +148,7 @@ void Members::On(const event::Exchanged& event) {
 }
 
 void Members::TimerWasLate() {
+  late_ = out_.now();
   for (auto& [rank, member] : others_) {
     if (!member.lost) member.failed = 0;
   }
@@ -168,6 +170,16 @@ bool Members::Up(Rank rank) const {
   if (rank == self()) return true;
   const Member* member = Find(rank);
   return member != nullptr && member->up;
+}
+
+MonotonicNanos Members::HeardAllSince() const {
+  MonotonicNanos since = late_;
+  for (const auto& [rank, member] : others_) {
+    if (member.lost) continue;
+    if (!member.up) return kNever;
+    since = std::max(since, member.up_since);
+  }
+  return since;
 }
 
 int64_t Members::GreatestClock() const {

@@ -48,7 +48,6 @@ class RingWatcher {
 
 class Members {
  public:
-  static constexpr int kFailedExchanges = 10;
   // A node whose own timer is this late has not listened.
   static constexpr MonotonicNanos kLate = kNanosPerSecond;
 
@@ -56,9 +55,10 @@ class Members {
     std::optional<MemberId> id;  // as it was met last; of lost ones, too
     bool up = false, lost = false;
     int failed = 0;                    // exchanges in a row
-    MonotonicNanos failing_since = 0;  // of the first of them
-    MonotonicNanos heard = 0;          // when it answered last; 0: never
-    MonotonicNanos met = 0;            // this life, first
+    MonotonicNanos failing_since = 0;  // when the first of them began
+    MonotonicNanos up_since = 0;
+    MonotonicNanos heard = 0;  // when it answered last; 0: never
+    MonotonicNanos met = 0;    // this life, first
   };
 
   Members(const Options& options, Outbox* out);
@@ -95,6 +95,9 @@ class Members {
   MonotonicNanos lost_after() const { return options_.ring.lost_after_seconds * kNanosPerSecond; }
   bool Up(Rank rank) const;  // this node is
   const std::set<Rank>& Lost() const { return lost_; }
+  // Since when each member that is not lost has answered without a gap; a standstill of this node is one. kNever: one of
+  // them is silent.
+  MonotonicNanos HeardAllSince() const;
   // Others answer for what it owned: it is lost, or has left the ring.
   bool Gone(Rank owner) const {
     return owner != kNoRank && (lost_.contains(owner) || !all_.contains(owner));
@@ -127,6 +130,7 @@ class Members {
   bool believed_ = false;  // some member has met this life
   std::map<Rank, Member> others_;
   std::vector<Member*> by_rank_;  // invariant: `others_`, which are asked for with each event
+  MonotonicNanos late_ = 0;       // when this node's timer was late last
   std::set<Rank> lost_;           // invariant: those of `others_` that are lost
 };
 

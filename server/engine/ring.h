@@ -44,6 +44,9 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
+// So many exchanges with a member, in a row, have failed before it counts as lost.
+inline constexpr int kFailedExchanges = 10;
+
 struct RingOptions {
   std::string cluster;                  // a name that all members share
   Rank rank = kNoRank;                  // this node's

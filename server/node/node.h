@@ -191,7 +191,8 @@ class Node : public PeerHost {
     MutexLock lock(&self_mu_);
     return self_;
   }
-  void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) override;
+  void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member,
+                 MonotonicNanos took) override;
   void PeerSaid(engine::MemberId from, engine::peer::Message message) override;
   StatusOr<engine::peer::GrantAnswer> Grant(engine::MemberId from,
                                             engine::peer::GrantQuestion question,

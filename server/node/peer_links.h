@@ -36,8 +36,9 @@ class PeerHost {
   virtual engine::MemberId Self() const = 0;
 
   // After each exchange with a member, about one a second: who answered at its address in the list, or
-  // nothing when nobody did (or one that may not speak for that rank).
-  virtual void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) = 0;
+  // nothing when no member did (or one that may not speak for that rank). It began `took` ago.
+  virtual void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member,
+                         MonotonicNanos took) = 0;
   // `from` is who answered at its rank's address when this node last dialled it. In the order in which one
   // member sent them, but for a message that is said again.
   virtual void PeerSaid(engine::MemberId from, engine::peer::Message message) = 0;

@@ -74,8 +74,9 @@ void Node::BecomeLife(engine::MemberId self) {
   self_ = std::move(self);
 }
 
-void Node::Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) {
-  Post(engine::event::Exchanged{rank, std::move(member)});
+void Node::Exchanged(engine::Rank rank, std::optional<engine::MemberId> member,
+                     MonotonicNanos took) {
+  Post(engine::event::Exchanged{rank, std::move(member), took});
 }
 
 void Node::PeerSaid(engine::MemberId from, engine::peer::Message message) {

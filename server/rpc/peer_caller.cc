@@ -162,10 +162,10 @@ Status PeerCaller::Connect(const std::atomic<bool>& stop, MonotonicNanos deadlin
     stream_ = std::move(stream);
   }
   if (stop) Shutdown();  // before it waits for anything
-  Status status = stream_->Handshake(within(options.call_timeout));
+  Status status = stream_->Handshake(within(options.ExchangeTimeout()));
   address_ = listed;
   told_view_ = context_->book->view_version();
-  if (status.ok()) status = Greet(within(options.call_timeout));
+  if (status.ok()) status = Greet(within(options.ExchangeTimeout()));
   if (status.ok()) return status;
   Close();
   return Annotate(status, listed);
@@ -241,7 +241,7 @@ StatusOr<MemberId> PeerCaller::SayEncoded(const std::vector<std::string>& messag
   out->writeFieldStop();
   out->writeStructEnd();
   peerwire::Peer_say_result result;
-  CAIRN_RETURN_IF_ERROR(Exchange("say", context_->options.call_timeout, &result));
+  CAIRN_RETURN_IF_ERROR(Exchange("say", context_->options.ExchangeTimeout(), &result));
   for (const std::string& refused : result.success.refused) {
     LOG_EVERY_N(ERROR, 100) << "rank " << rank_ << " has refused a message: " << refused;
   }

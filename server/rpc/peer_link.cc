@@ -85,7 +85,7 @@ void PeerLink::Run() {
       who = absl::ResourceExhaustedError(e.what());
     }
     if (stopping_) break;
-    Ended(who);
+    Ended(who, RealClock()->Now() - begun);
     AwaitNext(begun, who.ok());
   }
   exchanges_.Close();
@@ -114,7 +114,7 @@ StatusOr<MemberId> PeerLink::Exchange() {
   return who;
 }
 
-void PeerLink::Ended(const StatusOr<MemberId>& who) {
+void PeerLink::Ended(const StatusOr<MemberId>& who, MonotonicNanos took) {
   if (last_ != who.status().code()) {
     if (who.ok()) {
       LOG(INFO) << "member " << MemberText(*who) << " answers";
@@ -129,12 +129,12 @@ void PeerLink::Ended(const StatusOr<MemberId>& who) {
       answers_ = true;  // first: what the host says because of it is kept
     }
     back_off_ = context_->options.back_off_min;
-    context_->host->Exchanged(rank_, *who);
+    context_->host->Exchanged(rank_, *who, took);
     return;
   }
   // The next one begins with a greeting: it may be another life that answers then.
   exchanges_.Close();
-  context_->host->Exchanged(rank_, std::nullopt);
+  context_->host->Exchanged(rank_, std::nullopt, took);
   MutexLock lock(&mu_);
   answers_ = false;  // last: what was said before the host knew of it is dropped with the rest
   outbox_.Clear();
@@ -145,7 +145,8 @@ void PeerLink::AwaitNext(MonotonicNanos begun, bool answered) {
   const PeersOptions& options = context_->options;
   MonotonicNanos until = begun + options.exchange_interval;
   if (!answered) {
-    until = RealClock()->Now() + std::max(back_off_, options.back_off_min);
+    // One that has waited for an answer in vain was a pause itself.
+    until = begun + std::max(back_off_, options.back_off_min);
     back_off_ = std::min(2 * std::max(back_off_, options.back_off_min), options.back_off_max);
   }
   MutexLock lock(&mu_);

@@ -47,7 +47,7 @@ class PeerLink {
   void Run();
   StatusOr<engine::MemberId> Exchange();
   // What the host is told of it, and what becomes of what waits.
-  void Ended(const StatusOr<engine::MemberId>& who);
+  void Ended(const StatusOr<engine::MemberId>& who, MonotonicNanos took);
   void AwaitNext(MonotonicNanos begun, bool answered);
   // A connection of its own for questions of one kind. One asks at a time, the others wait.
   struct Line {

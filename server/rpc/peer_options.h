@@ -1,6 +1,7 @@
 // The options of the wire between members.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -25,6 +26,13 @@ struct PeersOptions {
   MonotonicNanos connect_timeout = kNanosPerSecond;
   MonotonicNanos call_timeout =
       3 * kNanosPerSecond;  // of an exchange, and of silence inside a message
+  // For an exchange with its greeting. Those after which a member counts as lost fit into ring.lost_after_seconds, also
+  // where it takes connections and says nothing, as one that stands still.
+  MonotonicNanos ExchangeTimeout() const {
+    const MonotonicNanos each =
+        ring.lost_after_seconds * kNanosPerSecond / engine::kFailedExchanges;
+    return std::min(call_timeout, std::max(each, kNanosPerSecond));
+  }
   MonotonicNanos back_off_min = 100 * kNanosPerMilli;  // doubled after each failure to …
   MonotonicNanos back_off_max = kNanosPerSecond;
 

@@ -30,7 +30,7 @@ TEST_F(MembersTest, OneIsLostAfterManyFailedExchangesOverThatTime) {
   Fail(1);
   EXPECT_EQ(State(), "silent");
   Advance(31 * kNanosPerSecond);
-  Fail(Members::kFailedExchanges - 2);
+  Fail(kFailedExchanges - 2);
   EXPECT_EQ(State(), "silent") << "time alone makes nobody lost";
   Fail(1);
   EXPECT_EQ(State(), "lost");
@@ -39,20 +39,41 @@ TEST_F(MembersTest, OneIsLostAfterManyFailedExchangesOverThatTime) {
 }
 
 TEST_F(MembersTest, ManyFailedExchangesInAMomentMakeNobodyLost) {
-  Fail(10 * Members::kFailedExchanges);
+  Fail(10 * kFailedExchanges);
   EXPECT_EQ(State(), "silent");
+}
+
+// Bug: one that stood still was lost 7 s late, because each exchange with it waits 3 s in vain.
+TEST_F(MembersTest, OneThatTakesConnectionsAndSaysNothingIsLostNoLater) {
+  for (int i = 0; i < kFailedExchanges; ++i) {
+    EXPECT_NE(State(), "lost");
+    Advance(3 * kNanosPerSecond);
+    Apply(event::Exchanged{1, std::nullopt, 3 * kNanosPerSecond});
+  }
+  EXPECT_EQ(State(), "lost") << "it has not answered for 30 s";
 }
 
 // A node that was stopped itself has heard nobody.
 TEST_F(MembersTest, ATimerOfItsOwnThatRanLateStartsTheCountAnew) {
-  Fail(Members::kFailedExchanges - 1);
+  Fail(kFailedExchanges - 1);
   now += 40 * kNanosPerSecond;  // nothing ran
   Apply(event::Tick{});
   Fail(1);
   EXPECT_EQ(State(), "silent");
   Advance(31 * kNanosPerSecond);
-  Fail(Members::kFailedExchanges - 2);
+  Fail(kFailedExchanges - 2);
   EXPECT_EQ(State(), "silent");
+  Fail(1);
+  EXPECT_EQ(State(), "lost");
+}
+
+TEST_F(MembersTest, AnExchangeThatBeganBeforeATimerWasLateCountsFromThen) {
+  now += 40 * kNanosPerSecond;
+  Apply(event::Tick{});
+  Apply(event::Exchanged{1, std::nullopt, 40 * kNanosPerSecond});
+  Fail(2 * kFailedExchanges);
+  EXPECT_EQ(State(), "silent");
+  Advance(31 * kNanosPerSecond);
   Fail(1);
   EXPECT_EQ(State(), "lost");
 }

@@ -198,7 +198,7 @@ class NodeOfARing : public NodeTest {
 
 TEST_F(NodeOfARing, ThatIsSupersededSaysSoAndIsLoadedFrom) {
   StartNode();
-  node().Exchanged(1, engine::MemberId{1, 7, std::string(engine::kInstanceBytes, 'o')});
+  node().Exchanged(1, engine::MemberId{1, 7, std::string(engine::kInstanceBytes, 'o')}, 0);
   const SessionId session = Begin();
   ASSERT_TRUE(Save(session, 1, "model", "bytes").ok());
   EXPECT_EQ(State(session), "serving");

@@ -28,7 +28,9 @@ class FakePeerHost : public node::PeerHost {
     MutexLock lock(&mu_);
     return self_;
   }
-  void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member) override {
+  void Exchanged(engine::Rank rank, std::optional<engine::MemberId> member,
+                 MonotonicNanos took) override {
+    (void)took;
     std::function<void()> then;
     {
       MutexLock lock(&mu_);

@@ -353,6 +353,18 @@ TEST_F(PeersBadInput, AMemberThatTakesConnectionsAndNeverAnswersIsNoticed) {
   EXPECT_LT(took, Patient(10 * options_.call_timeout));
 }
 
+TEST_F(PeersBadInput, TenExchangesInVainFitIntoTheTimeAfterWhichAMemberIsLost) {
+  rpc::PeersOptions options;
+  for (const int64_t seconds : {10, 20, 30}) {
+    options.ring.lost_after_seconds = seconds;
+    EXPECT_EQ(options.ExchangeTimeout() * engine::kFailedExchanges, seconds * kNanosPerSecond);
+  }
+  options.ring.lost_after_seconds = 1;
+  EXPECT_EQ(options.ExchangeTimeout(), kNanosPerSecond) << "a busy member needs as long";
+  options.ring.lost_after_seconds = 3600;
+  EXPECT_EQ(options.ExchangeTimeout(), options.call_timeout);
+}
+
 // It was dialled for as long as the options say, whatever the caller's deadline, and all others waited.
 TEST_F(PeersBadInput, AQuestionToAMemberThatNeverAnswersEndsByItsDeadline) {
   const auto listener = ListenTcp(*TcpAddress::Parse(ring_[1]));
