@@ -179,6 +179,7 @@ bool Attempts::Enter(Job* job, const PartKey& part, int32_t world_size, const Se
     AttemptState attempt;
     attempt.attempt = number;
     attempt.unix_ms = out_.UnixMillis();
+    attempt.begun_here = out_.now();
     attempt.first_step = step;
     const auto resumed = job->attempts->decisions.find(number);
     if (resumed != job->attempts->decisions.end()) {

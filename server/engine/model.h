@@ -434,7 +434,8 @@ struct AttemptState {
   Lineage lineage;            // where it comes from; open: storage could not be read yet
   Step first_step = kNoStep;  // of its first create, or the lowest that storage shows
   int64_t unix_ms = 0;
-  bool journaled = false;  // attempts.h, kJournaledLives
+  MonotonicNanos begun_here = 0;  // by a save, under this daemon; 0: it was not
+  bool journaled = false;         // attempts.h, kJournaledLives
   // When its origin was recorded, by storage's own clock; 0: not, or not known.
   int64_t recorded_unix_ms = 0;
   absl::flat_hash_map<WorldWriter, WriterRun> processes;

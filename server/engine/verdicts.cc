@@ -185,7 +185,12 @@ bool Verdicts::LivesHere(const Job& job) const {
   if (!members_.Counts()) return false;
   const Checkpoint* newest = standing_.Newest(job);
   if (newest == nullptr || !newest->content->complete || !newest->Resident()) return false;
-  if (newest->key.attempt != job.attempts->newest()) return false;
+  const Attempt attempt = job.attempts->newest();
+  if (newest->key.attempt != attempt) return false;
+  // One that began on another node since would be known.
+  const auto begun = job.attempts->begun.find(attempt);
+  const MonotonicNanos here = begun == job.attempts->begun.end() ? 0 : begun->second.begun_here;
+  if (here == 0 || members_.HeardAllSince() > here) return false;
   const auto& parts = newest->content->parts;
   return std::all_of(parts.begin(), parts.end(),
                      [](const auto& part) { return part.second->source->role == PartRole::kOwn; });

@@ -69,7 +69,7 @@ class Verdicts : public Waitlist, public RingWatcher {
   // And all members have answered for the job.
   bool Known(const Job& job) const;
   // This node alone can say what is latest: the newest life that it knows of, and all of its newest
-  // checkpoint, are here.
+  // checkpoint, are here; and since before that life began all members, but those that are lost, have answered it.
   bool LivesHere(const Job& job) const;
   // Why an answer cannot be given: who has not answered. OK: it can.
   Status Missing(const Job& job) const;

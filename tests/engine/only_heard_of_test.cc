@@ -60,23 +60,79 @@ TEST_F(PartsElsewhere, WhatOnlyStorageHasWholeIsNotAskedForEachSecond) {
   EXPECT_NE(LastSaid<peer::PlacesWanted>(other.rank), nullptr) << "it is back once more";
 }
 
-// The other member is silent, and was never lost.
-TEST_F(PartsElsewhere, WhatIsSavedHereAnswersWhoWaitedForTheMembers) {
-  const SessionId writer = Hello();
-  Hear();
-  const event::Create create = CreateOf(writer, PartOf(writer, 1), {{"model", kMiB}});
-  Apply(create);
-  ASSERT_TRUE(AnswerTo(create.caller.request).ok());
+// A life on this node alone. The home has said nothing for 5 s, and a caller waits for the latest step.
+class LifeHere : public PartsElsewhere {
+ protected:
+  void SetUp() override {
+    PartsElsewhere::SetUp();
+    writer = Hello();
+    Hear();
+    const event::Create create = CreateOf(writer, PartOf(writer, 1), {{"model", kMiB}});
+    Apply(create);
+    ASSERT_TRUE(AnswerTo(create.caller.request).ok());
+  }
+  void Ask() {
+    Advance(5 * kNanosPerSecond);
+    latest = {From(writer), "job", Soon()};
+    Apply(latest);
+    EXPECT_FALSE(Answered(latest.caller.request));
+  }
+  // Step 1 is complete here.
+  bool Answers() {
+    EXPECT_TRUE(Commit(writer, PartOf(writer, 1), {{"model", kMiB}}).ok());
+    Advance(kNanosPerSecond);
+    return Answered(latest.caller.request);
+  }
+  SessionId writer = 0;
+  event::Latest latest;
+};
+
+TEST_F(LifeHere, AnswersWhoWaitedForTheMembersWhileItHearsThemAll) {
+  Ask();
+  ASSERT_TRUE(Answers());
+  EXPECT_EQ(Take<reply::Latest>(latest.caller.request)->key.step, 1);
+}
+
+// Bug: a node that was cut off answered from what it had alone, and the job had moved on elsewhere (promise 1).
+TEST_F(LifeHere, AnswersNothingAloneWhileAMemberIsSilent) {
   Apply(event::Exchanged{other.rank, std::nullopt});
-  Advance(5 * kNanosPerSecond);
-  const event::Latest latest{From(writer), "job", Soon()};
-  Apply(latest);
-  EXPECT_FALSE(Answered(latest.caller.request));
-  ASSERT_TRUE(Commit(writer, PartOf(writer, 1), {{"model", kMiB}}).ok());
+  Ask();
+  EXPECT_FALSE(Answers());
+  for (int i = 0; i < 2 * kFailedExchanges; ++i) {
+    Advance(3 * kNanosPerSecond);
+    Apply(event::Exchanged{other.rank, std::nullopt});
+  }
   Advance(kNanosPerSecond);
-  const auto answer = Take<reply::Latest>(latest.caller.request);
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_EQ(answer->key.step, 1);
+  EXPECT_EQ(LatestStep(writer), 1) << "it is lost: this node is the home";
+}
+
+TEST_F(LifeHere, AnswersNothingAloneAfterAMemberWasSilent) {
+  Apply(event::Exchanged{other.rank, std::nullopt});
+  Advance(kNanosPerSecond);
+  Apply(event::Exchanged{other.rank, other});
+  Ask();
+  EXPECT_FALSE(Answers());
+  Hear();
+  EXPECT_TRUE(Answered(latest.caller.request));
+}
+
+TEST_F(LifeHere, AnswersNothingAloneAfterThisNodeStoodStill) {
+  now += 60 * kNanosPerSecond;
+  Apply(event::Tick{});
+  Ask();
+  EXPECT_FALSE(Answers());
+}
+
+TEST_F(LifeHere, AnswersNothingAloneUnderTheNextDaemon) {
+  ASSERT_TRUE(Commit(writer, PartOf(writer, 1), {{"model", kMiB}}).ok());
+  Restart();
+  Apply(event::Exchanged{other.rank, other});
+  const SessionId reader = Hello({.writer = -1});
+  const event::Latest next{From(reader), "job", Soon()};
+  Apply(next);
+  EXPECT_FALSE(Answered(next.caller.request));
+  Hear();
+  EXPECT_TRUE(Answered(next.caller.request));
 }
 
 }  // namespace
