@@ -94,14 +94,15 @@ struct WantList {
   3: i64 epoch = 0,         // of the ring's size; a list of another epoch than the listener's is passed over
 }
 
-enum HaveState { UNDER_WAY = 0, HELD = 1, REFUSED = 2 }
+// NO_ROOM: refused, and what the owner lets go of its other parts would be room.
+enum HaveState { UNDER_WAY = 0, HELD = 1, REFUSED = 2, NO_ROOM = 3 }
 struct Have {
   1: string job,
   2: Part part,
   3: string digest,
   4: HaveState state,
-  5: string why,            // REFUSED: the arithmetic
-  6: i64 done_bytes,        // UNDER_WAY
+  5: string why,            // REFUSED, NO_ROOM: the arithmetic
+  6: i64 done_bytes,        // UNDER_WAY; NO_ROOM: so many more would have to be free
 }
 // All that the speaker holds, is fetching or has refused of the listener's parts.
 struct HaveList {
@@ -110,7 +111,7 @@ struct HaveList {
   3: list<Have> haves,
 }
 
-enum Fate { KEEP = 0, REMOVED = 1, ABANDONED = 2, SUPERSEDED = 3, SURPLUS = 4 }
+enum Fate { KEEP = 0, REMOVED = 1, ABANDONED = 2, SUPERSEDED = 3, SURPLUS = 4, GIVEN_UP = 5 }
 // The owner's answer to an entry of a have-list. Nothing else permits the holder to let a part go: that it
 // stands in no want-list says nothing.
 struct Release {

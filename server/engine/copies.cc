@@ -161,7 +161,7 @@ void Copies::Ended(const Fetches::Order& order, const Status& status) {
     // gives up for them.
     const bool passes =
         absl::IsUnavailable(status) || absl::IsDataLoss(status) || absl::IsNotFound(status);
-    (passes ? of.failed : of.refused)[order.part] = std::string(status.message());
+    (passes ? of.failed : of.refused)[order.part].text = std::string(status.message());
   }
 }
 
@@ -229,12 +229,16 @@ Status Copies::CheckQuota(const Fetches::Order& order) const {
 }
 
 void Copies::Plan(Rank owner, Of* of) {
-  std::map<std::string, Status> jobs;
-  for (const auto& [job, needs] : NeedsOf(owner, *of)) jobs[job] = Reserve(owner, job, needs);
+  std::map<std::string, Why> refused;
+  for (const auto& [job, needs] : NeedsOf(owner, *of)) {
+    const Status reserved = Reserve(owner, job, needs);
+    if (reserved.ok()) continue;
+    const uint64_t lacking = needs > quota() ? 0 : reserved_bytes_ + needs - quota();
+    refused[job] = {std::string(reserved.message()), lacking};
+  }
   for (const peer::Want& want : of->wants) {
-    const Status& room_of_job = jobs[want.part.checkpoint.job];
-    if (!room_of_job.ok()) {
-      of->refused[want.part] = std::string(room_of_job.message());
+    if (const auto job = refused.find(want.part.checkpoint.job); job != refused.end()) {
+      of->refused[want.part] = job->second;
       continue;
     }
     if (of->refused.contains(want.part) || of->failed.contains(want.part)) continue;  // not yet
@@ -244,7 +248,7 @@ void Copies::Plan(Rank owner, Of* of) {
     if (!here && !members_.Up(owner)) continue;
     const Fetches::Order order = OrderOf(owner, want);
     if (const Status room = CheckQuota(order); !room.ok()) {
-      of->lacks[want.part] = std::string(room.message());
+      of->lacks[want.part].text = std::string(room.message());
       continue;
     }
     if (here) {
@@ -253,11 +257,11 @@ void Copies::Plan(Rank owner, Of* of) {
     }
     Status started = fetches_.CheckAdmits(order);
     // Memory that is in the way may go: that is no refusal.
-    const bool refused = !started.ok();
-    if (!refused) started = fetches_.Start(order);
+    const bool cannot = !started.ok();
+    if (!cannot) started = fetches_.Start(order);
     if (started.ok()) continue;
-    (!refused && absl::IsResourceExhausted(started) ? of->lacks : of->refused)[want.part] =
-        std::string(started.message());
+    auto& whys = !cannot && absl::IsResourceExhausted(started) ? of->lacks : of->refused;
+    whys[want.part].text = std::string(started.message());
   }
 }
 
@@ -271,13 +275,14 @@ void Copies::Tell(Rank owner, Of* of) {
       have.state = peer::HaveState::kHeld;
       Hold(owner, want.part);
     } else if (const auto why = of->refused.find(want.part); why != of->refused.end()) {
-      have.state = peer::HaveState::kRefused;
-      have.why = why->second;
+      have.state = why->second.lacking > 0 ? peer::HaveState::kNoRoom : peer::HaveState::kRefused;
+      have.why = why->second.text;
+      have.done_bytes = why->second.lacking;
     } else {
       have.done_bytes = fetches_.DoneBytes(want.part);
       for (const auto* reasons : {&of->lacks, &of->failed}) {
         const auto reason = reasons->find(want.part);
-        if (reason != reasons->end()) have.why = reason->second;
+        if (reason != reasons->end()) have.why = reason->second.text;
       }
     }
     named.insert(want.part);

@@ -58,17 +58,21 @@ class Copies : public RingWatcher {
 
  private:
   using OwnerAndJob = std::pair<Rank, std::string>;
+  struct Why {
+    std::string text;
+    uint64_t lacking =
+        0;  // of a refusal that room would end: so many more bytes would have to be free
+  };
   struct Of {  // one owner
     uint64_t wants_version = 0;
     std::vector<peer::Want> wants;
     uint64_t haves_version = 0;
     std::map<uint64_t, MonotonicNanos> said;  // by version, when this node said that list
     std::vector<peer::Have> told;
-    std::map<PartKey, std::string> refused;  // why, until the next try
-    std::map<PartKey, std::string> failed;   // to come: that is no refusal; why, until the next try
-    std::map<PartKey, std::string>
-        lacks;               // no memory yet: why; tried again whenever some comes free
-    std::set<PartKey> held;  // that it did not let go; Hold and LetGo change it
+    std::map<PartKey, Why> refused;  // until the next try
+    std::map<PartKey, Why> failed;   // not refused, it comes later; until the next try
+    std::map<PartKey, Why> lacks;    // no memory yet; tried again whenever some comes free
+    std::set<PartKey> held;          // that it did not let go; Hold and LetGo change it
     MonotonicNanos planned = 0;
   };
 

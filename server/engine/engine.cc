@@ -52,6 +52,7 @@ class Engine::Impl {
     ledger_.set_watcher(&footprints_);
     eviction_.set_manifests(&manifests_);
     retention_.set_scanning(&scanning_);
+    persistence_.set_look(look_);
     admission_.set_granter(&saving_);
     admission_.set_under_io([this] { return persistence_.under_way() + opening_.under_way(); });
     admission_.set_room_for_replicas([this] { return cluster_.RoomForReplicas(); });
@@ -344,6 +345,10 @@ class Engine::Impl {
                      &records_,
                      &merging_,
                      [this](const Event& event) { Dispatch(event); }};
+  const std::function<void(Job*)> look_ = [this](Job* job) {
+    scanning_.Start(job);  // where it was never read
+    scanning_.Look(job);
+  };
   Cluster cluster_{{.options = &options_,
                     .mode = &mode_,
                     .journal = &journal_,
@@ -366,11 +371,7 @@ class Engine::Impl {
                           job->Touch();
                           standing_.CheckWaits(*job);
                         },
-                    .look =
-                        [this](Job* job) {
-                          scanning_.Start(job);  // where it was never read
-                          scanning_.Look(job);
-                        }}};
+                    .look = look_}};
   Tables tables_{&out_, &callers_, &parts_, [this](const Event& event) { Dispatch(event); }};
   Opening opening_{&out_,         &callers_,  &sessions_,   &leases_,   &ledger_, &parts_,
                    &persistence_, &standing_, &describing_, &scanning_, &tables_};

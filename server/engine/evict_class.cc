@@ -41,11 +41,15 @@ EvictClass ClassOfSuperseded(const Checkpoint& checkpoint) {
   return OwesFile(checkpoint) ? EvictClass::kOwes : EvictClass::kOwesNothing;
 }
 
+// Files may have lost something since they were written: they were looked at since the job is over.
+bool StoredAndOver(const Checkpoint& checkpoint) {
+  const Job& job = *checkpoint.job;
+  return checkpoint.files->persisted && IsOver(job) && job.scan->read >= OverSince(job);
+}
+
 EvictClass ClassOfNewest(const Checkpoint& checkpoint) {
-  const JobSessions& sessions = *checkpoint.job->sessions;
-  const Files& files = *checkpoint.files;
-  const bool spared = files.persisted || files.given_up == sessions.finished;
-  return sessions.writers == 0 && spared ? EvictClass::kLastOfFinished : EvictClass::kKept;
+  return StoredAndOver(checkpoint) || KeptLongEnough(checkpoint) ? EvictClass::kLastOfFinished
+                                                                 : EvictClass::kKept;
 }
 
 EvictClass ClassAlone(const Checkpoint& checkpoint, const OnLine& line) {
@@ -132,7 +136,11 @@ EvictClass ClassOfOwnComplete(const Checkpoint& checkpoint, const OnLine& line,
 
 EvictClass ClassInRing(const Checkpoint& checkpoint, const OnLine& line, const RingSays& ring) {
   const HeldParts& held = checkpoint.standing->held;
-  if (held.replicas > 0) return ClassOfReplicas(checkpoint, ring);
+  // Where two owners keep each other's parts, each would wait for the other to let go first.
+  const bool last = &checkpoint == line.newest && held.own > 0 && ring.fresh;
+  if (held.replicas > 0 && !(last && StoredAndOver(checkpoint))) {
+    return ClassOfReplicas(checkpoint, ring);
+  }
   if (held.own == 0) return EvictClass::kOwesNothing;  // somebody loaded it here
   return checkpoint.Complete() ? ClassOfOwnComplete(checkpoint, line, ring)
                                : ClassOfOwnIncomplete(checkpoint, line, ring);
@@ -170,6 +178,17 @@ bool GivenUp(const Checkpoint& checkpoint) {
     if (!parts.contains(writer) && !has_left(writer)) return false;
   }
   return true;
+}
+
+bool IsOver(const Job& job) { return job.sessions->writers == 0 && job.verdict->saving.empty(); }
+
+MonotonicNanos OverSince(const Job& job) {
+  return std::max(job.sessions->finished, job.verdict->saved_at);
+}
+
+bool KeptLongEnough(const Checkpoint& checkpoint) {
+  const Job& job = *checkpoint.job;
+  return IsOver(job) && checkpoint.files->given_up == OverSince(job);
 }
 
 bool Supersedes(const CheckpointId& id, const CheckpointId& superseded) {

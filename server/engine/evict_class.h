@@ -26,6 +26,13 @@ inline constexpr MonotonicNanos kVerdictFresh = 3 * kNanosPerSecond;
 // writer that was never seen here may be on its way; the members together know.
 bool GivenUp(const Checkpoint& checkpoint);
 
+// The job has no writers, on this node or, as the ring said last, on others; and since when. 0: it had none yet.
+bool IsOver(const Job& job);
+MonotonicNanos OverSince(const Job& job);
+
+// The newest of a job that is over, which no storage takes, was kept as long as it is to be (Persistence::OweFinished).
+bool KeptLongEnough(const Checkpoint& checkpoint);
+
 // The checkpoint that `id` names stands for all that `superseded` does: it is of a later life, or
 // of the same and later in it.
 bool Supersedes(const CheckpointId& id, const CheckpointId& superseded);

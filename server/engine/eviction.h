@@ -68,6 +68,8 @@ class Eviction {
   bool EvictAny(std::optional<uint32_t> uid);
   // Gives up steps of the user while a create would cost more of the journal than he may have beside them.
   void MakeJournalRoom(uint32_t uid, const JournalRoom& journal, uint64_t bytes);
+  // Its memory goes; leased parts stay.
+  void LetGo(Checkpoint* checkpoint) { Evict(checkpoint); }
   // Of a persisted checkpoint: what is leased or pinned stays.
   void DropMemory(Checkpoint* checkpoint);
 

@@ -595,6 +595,7 @@ struct JobVerdictHeard {
   // On the other members; and how often that has changed.
   std::map<Rank, std::vector<SavingReport>> saving;
   uint64_t saving_changes = 0;
+  MonotonicNanos saved_at = 0;  // when it last named any
 };
 
 // What the members together say of the job, as far as classes depend on it (evict_class.h).
@@ -625,7 +626,7 @@ struct JobStanding {
   KeepIndex keep;
   // What the last settling saw; a difference concerns checkpoints that nobody touched.
   Checkpoint* newest = nullptr;
-  bool has_writers = false;
+  bool has_writers = false, looked_at = false;  // its storage, since it has had none
   Attempt attempt = 0;
   JobOwner owner;
   std::optional<RingSays> ring;  // nullopt: in no ring

@@ -12,7 +12,9 @@
 namespace cairn::engine {
 namespace {
 
-bool IsRefusal(const peer::Have& have) { return have.state == peer::HaveState::kRefused; }
+bool IsRefusal(const peer::Have& have) {
+  return have.state == peer::HaveState::kRefused || have.state == peer::HaveState::kNoRoom;
+}
 
 // All its writers are this node's.
 bool IsWholeHere(const Checkpoint& checkpoint) {
@@ -82,7 +84,7 @@ bool Offers::IsHeld(Rank backup, const Part& part) const {
 }
 
 bool Offers::HeldEverywhere(const Checkpoint& checkpoint, int replicas) const {
-  const std::vector<Rank> backups = Backups(replicas);
+  const std::vector<Rank> backups = Backups(checkpoint.key.job, replicas);
   for (const auto& [writer, part] : checkpoint.content->parts) {
     const bool held = std::all_of(backups.begin(), backups.end(),
                                   [&, &of = *part](Rank rank) { return IsHeld(rank, of); });
@@ -223,11 +225,15 @@ void Offers::Age() {
 
 // --- backups that read nothing
 
-std::vector<Rank> Offers::Backups(int replicas) const {
+std::vector<Rank> Offers::Backups(const std::string& job, int replicas) const {
   std::vector<Rank> natural = members_.Backups(replicas);
-  if (natural.empty() || stalled_.empty()) return natural;
+  const auto refused = refused_.find(job);
+  if (natural.empty() || (stalled_.empty() && refused == refused_.end())) return natural;
   std::set<Rank> passed_over = members_.Lost();
   passed_over.insert(stalled_.begin(), stalled_.end());
+  if (refused != refused_.end()) {
+    for (const auto& [rank, at] : refused->second) passed_over.insert(rank);
+  }
   std::vector<Rank> backups = members_.BackupsOf(members_.self(), passed_over, replicas);
   // Where nobody takes its place, it stays.
   for (const Rank rank : natural) {
@@ -237,8 +243,8 @@ std::vector<Rank> Offers::Backups(int replicas) const {
   return backups;
 }
 
-std::vector<Rank> Offers::ToldTo(int replicas) const {
-  std::vector<Rank> told = Backups(replicas);
+std::vector<Rank> Offers::ToldTo(const std::string& job, int replicas) const {
+  std::vector<Rank> told = Backups(job, replicas);
   for (const Rank rank : members_.Backups(replicas)) {
     if (!IsAmong(rank, told)) told.push_back(rank);
   }
@@ -315,6 +321,8 @@ void Offers::Run(bool again) {
   if (again) {
     Age();
     LookForStalls();
+    ForgetRefusals(
+        [this](Rank, MonotonicNanos at) { return out_.now() - at >= members_.lost_after(); });
   }
   for (const std::string& name : std::exchange(due_, {})) {
     Job* job = jobs_.Find(name);
@@ -341,11 +349,13 @@ void Offers::Tell(bool again) {
   std::set<Rank> due = std::exchange(due_members_, {});
   if (again) due = members_.all();
   if (due.empty()) return;
-  std::map<int, std::vector<Rank>> told_to;  // by the replicas asked for
-  for (const auto& [name, wanted] : jobs_wanted_) {
-    const auto [at, fresh] = told_to.try_emplace(wanted.replicas);
-    if (fresh) at->second = ToldTo(wanted.replicas);
-  }
+  // By the replicas asked for, and by the job where a member has refused it.
+  std::map<std::pair<int, std::string>, std::vector<Rank>> told_to;
+  const auto is_told = [&](Rank rank, const std::string& job, int replicas) {
+    const auto [at, fresh] = told_to.try_emplace({replicas, refused_.contains(job) ? job : ""});
+    if (fresh) at->second = ToldTo(job, replicas);
+    return IsAmong(rank, at->second);
+  };
   for (const Rank rank : due) {
     if (rank == members_.self() || !members_.Up(rank)) continue;  // who comes is due again
     Backup& backup = backups_[rank];
@@ -358,7 +368,7 @@ void Offers::Tell(bool again) {
     backup.told_at = out_.now();
     peer::WantList list;
     for (const auto& [name, wanted] : jobs_wanted_) {
-      if (!IsAmong(rank, told_to.at(wanted.replicas))) continue;
+      if (!is_told(rank, name, wanted.replicas)) continue;
       list.wants.insert(list.wants.end(), wanted.wants.begin(), wanted.wants.end());
     }
     std::stable_partition(list.wants.begin(), list.wants.end(),
@@ -398,6 +408,7 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     }
     const bool refused = before != backup.haves.end() && IsRefusal(before->second);
     if (refused != IsRefusal(have)) refusals.insert(have.part.checkpoint.job);
+    if (IsRefusal(have)) Refused(from.rank, have.part.checkpoint.job);
     haves[have.part] = have;
     if (have.state != peer::HaveState::kHeld) continue;
     const auto want = told.find(have.part);
@@ -425,6 +436,51 @@ void Offers::On(const MemberId& from, const peer::HaveList& list) {
     if (job == nullptr || !job->verdict->heard) unknown_(name);
   }
   if (!releases.releases.empty()) out_.Do(action::Tell{from.rank, std::move(releases)});
+  MakeRoomAt(from.rank);
+}
+
+void Offers::Refused(Rank rank, const std::string& job) {
+  if (!refused_[job].insert_or_assign(rank, out_.now()).second) return;
+  Changed(job);
+  TellAll();
+}
+
+void Offers::ForgetRefusals(const std::function<bool(Rank, MonotonicNanos)>& which) {
+  for (auto of_job = refused_.begin(); of_job != refused_.end();) {
+    const size_t forgotten =
+        std::erase_if(of_job->second, [&](const auto& of) { return which(of.first, of.second); });
+    if (forgotten > 0) {
+      Changed(of_job->first);
+      TellAll();
+    }
+    of_job = of_job->second.empty() ? refused_.erase(of_job) : std::next(of_job);
+  }
+}
+
+// One for each list, where all that may go would be enough, and no other member takes what is refused.
+void Offers::MakeRoomAt(Rank rank) {
+  uint64_t lacking = 0, gain = 0;
+  const auto& haves = backups_[rank].haves;
+  for (const auto& [part, have] : haves) {
+    if (have.state != peer::HaveState::kNoRoom) continue;
+    const auto wanted = jobs_wanted_.find(part.checkpoint.job);
+    if (wanted == jobs_wanted_.end()) continue;
+    if (!IsAmong(rank, Backups(wanted->first, wanted->second.replicas))) continue;
+    lacking = std::max(lacking, have.done_bytes);
+  }
+  if (lacking == 0) return;
+  judge_finished_();
+  standing_.Settle();
+  Checkpoint* oldest = nullptr;
+  for (const auto& [key, have] : haves) {
+    const Part* part = parts_.Find(key);
+    if (have.state != peer::HaveState::kHeld || part == nullptr) continue;
+    Checkpoint* checkpoint = part->checkpoint;
+    if (checkpoint->standing->evict_class != EvictClass::kLastOfFinished) continue;
+    gain += 2 * part->content->bytes;  // it sets two steps of each job aside
+    if (oldest == nullptr || checkpoint->sequence < oldest->sequence) oldest = checkpoint;
+  }
+  if (gain >= lacking) let_go_(oldest);
 }
 
 std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
@@ -434,13 +490,18 @@ std::optional<peer::Release> Offers::FateOf(const peer::Have& have) const {
   peer::Release release{have.part, have.digest, peer::Fate::kRemoved, {}};
   if (!Retention::CheckRemoved(*job, key.step, key.attempt).ok()) return release;
   const JobVerdictHeard& verdict = *job->verdict;
-  if (!verdict.protect.has_value()) return std::nullopt;
   const CheckpointId id{key.step, key.attempt, key.revision};
-  const CheckpointId& protect = *verdict.protect;
   const Checkpoint* checkpoint = CheckpointOf(*job, id);
+  const std::optional<peer::Fate> last = FateOfLast(*job, checkpoint);
+  if (last == peer::Fate::kGivenUp) {
+    release.fate = *last;
+    return release;
+  }
+  if (!verdict.protect.has_value()) return std::nullopt;
+  const CheckpointId& protect = *verdict.protect;
   release.by = KeyOf(*job, protect);
-  if (id == protect && LeftToStorage(*job, checkpoint)) {
-    release.fate = peer::Fate::kSuperseded;  // by its files
+  if (id == protect && last.has_value()) {
+    release.fate = *last;  // superseded by its files
     return release;
   }
   if (id == protect || verdict.target == id) return std::nullopt;
@@ -462,8 +523,9 @@ bool Offers::IsSurplus(Rank holder, const peer::Have& have) const {
   const Part* part = parts_.Find(have.part);
   if (part == nullptr || !Answers(*part) || !Fetches::Holds(*part)) return false;
   const int replicas = members_.ReplicasOf(part->checkpoint->job->owner->policy);
-  if (replicas == 0 || IsAmong(holder, ToldTo(replicas))) return false;
-  const std::vector<Rank> backups = Backups(replicas);
+  const std::string& job = have.part.checkpoint.job;
+  if (replicas == 0 || IsAmong(holder, ToldTo(job, replicas))) return false;
+  const std::vector<Rank> backups = Backups(job, replicas);
   return backups.size() >= static_cast<size_t>(replicas) &&
          std::all_of(backups.begin(), backups.end(), [&](Rank rank) {
            const auto backup = backups_.find(rank);
@@ -473,18 +535,22 @@ bool Offers::IsSurplus(Rank holder, const peer::Have& have) const {
          });
 }
 
-// The job is over, its last step is in storage, and this node has given up its own part of it.
-bool Offers::LeftToStorage(const Job& job, const Checkpoint* checkpoint) const {
-  if (checkpoint == nullptr || !checkpoint->elsewhere->stored || !checkpoint->files->persisted ||
-      checkpoint->files->unconfirmed) {
-    return false;
-  }
+// The job is over, its last step is in storage or was kept long enough, and this node has given up its own part of it.
+std::optional<peer::Fate> Offers::FateOfLast(const Job& job, const Checkpoint* checkpoint) const {
+  if (checkpoint == nullptr) return std::nullopt;
+  const Files& files = *checkpoint->files;
+  const bool stored = checkpoint->elsewhere->stored && files.persisted && !files.unconfirmed;
+  const std::optional<RingSays>& ring = job.standing->ring;
+  const bool kept_long_enough = KeptLongEnough(*checkpoint) && !*checkpoint->pinned &&
+                                ring.has_value() && ring->fresh && ring->final;
+  if (!stored && !kept_long_enough) return std::nullopt;
   const bool over = job.sessions->all.empty() && job.verdict->saving.empty();
   const auto& parts = checkpoint->content->parts;
   const bool gone = std::none_of(parts.begin(), parts.end(), [](const auto& part) {
     return part.second->source->role == PartRole::kOwn && Fetches::Holds(*part.second);
   });
-  return over && gone && !restoring_(checkpoint->key);
+  if (!over || !gone || restoring_(checkpoint->key)) return std::nullopt;
+  return stored ? peer::Fate::kSuperseded : peer::Fate::kGivenUp;
 }
 
 uint64_t Offers::HeldBy(Rank backup) const {
@@ -498,13 +564,17 @@ uint64_t Offers::HeldBy(Rank backup) const {
   return bytes;
 }
 
+// Memory on a member that only stands in is not waited for: it was sized for others.
 std::string Offers::RefusalOf(const Checkpoint& checkpoint, int replicas) const {
-  for (const Rank rank : Backups(replicas)) {
+  const std::vector<Rank> natural = members_.Backups(replicas);
+  for (const Rank rank : Backups(checkpoint.key.job, replicas)) {
     const auto backup = backups_.find(rank);
     if (backup == backups_.end() || !members_.Up(rank)) continue;
     for (const auto& [writer, part] : checkpoint.content->parts) {
       const auto have = backup->second.haves.find(part->key);
-      if (have == backup->second.haves.end() || !IsRefusal(have->second)) continue;
+      if (have == backup->second.haves.end()) continue;
+      const bool lacks = !IsAmong(rank, natural) && !have->second.why.empty();
+      if (!IsRefusal(have->second) && !lacks) continue;
       return absl::StrCat("rank ", rank, ": ", have->second.why);
     }
   }
@@ -533,6 +603,7 @@ void Offers::MemberCame(Rank rank) {
   backup.most.clear();
   SetStalled(rank, &backup, false);
   backup.told.clear();
+  ForgetRefusals([rank](Rank of, MonotonicNanos) { return of == rank; });
   // Another life may hold nothing of it; its list will say.
   for (const auto& [part, have] : SetHaves(rank, {})) Changed(part.checkpoint.job);
   for (const auto& [name, wanted] : jobs_wanted_) Changed(name);

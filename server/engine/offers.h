@@ -31,6 +31,11 @@ class Offers : public StepWatcher, public RingWatcher {
   void set_refusals_changed(std::function<void(Job*)> changed) {
     refusals_changed_ = std::move(changed);
   }
+  // A backup has no room for parts, and holds others of jobs that are over: their newest steps may make room.
+  void set_finish(std::function<void()> judge, std::function<void(Checkpoint*)> let_go) {
+    judge_finished_ = std::move(judge);
+    let_go_ = std::move(let_go);
+  }
   // Whether something of the checkpoint is coming back to this node.
   void set_restoring(std::function<bool(const CheckpointKey&)> restoring) {
     restoring_ = std::move(restoring);
@@ -84,9 +89,11 @@ class Offers : public StepWatcher, public RingWatcher {
     bool stalled = false;
   };
   // Whose copies count, and are waited for.
-  std::vector<Rank> Backups(int replicas) const;
-  // One that stalls goes on being told, or it would never advance again.
-  std::vector<Rank> ToldTo(int replicas) const;
+  std::vector<Rank> Backups(const std::string& job, int replicas) const;
+  // Those that stall or refuse stay among them, or they could never take anything again.
+  std::vector<Rank> ToldTo(const std::string& job, int replicas) const;
+  void Refused(Rank rank, const std::string& job);
+  void ForgetRefusals(const std::function<bool(Rank, MonotonicNanos)>& which);
   void LookForStalls();
   bool PassesOver(const Backup& backup) const;
   void TellAll();
@@ -103,7 +110,8 @@ class Offers : public StepWatcher, public RingWatcher {
   void NoteCopied(Job* job, int replicas);
   void Age();
   void AddParts(const Checkpoint& checkpoint, bool target, Wanted* wanted) const;
-  bool LeftToStorage(const Job& job, const Checkpoint* checkpoint) const;
+  void MakeRoomAt(Rank rank);
+  std::optional<peer::Fate> FateOfLast(const Job& job, const Checkpoint* checkpoint) const;
   std::string RefusalOf(const Checkpoint& checkpoint, int replicas) const;
   // nullopt: it stays.
   std::optional<peer::Release> FateOf(const peer::Have& have) const;
@@ -118,6 +126,8 @@ class Offers : public StepWatcher, public RingWatcher {
 
   std::function<void(const std::string&)> unknown_;
   std::function<void(Job*)> refusals_changed_;
+  std::function<void()> judge_finished_;
+  std::function<void(Checkpoint*)> let_go_;
   std::function<bool(const CheckpointKey&)> restoring_;
   std::set<std::string> due_;
   std::map<std::string, Wanted> jobs_wanted_;
@@ -125,6 +135,9 @@ class Offers : public StepWatcher, public RingWatcher {
       copied_;  // of each job those that are marked
   // Of each job those that members could read, and when last.
   std::map<std::string, std::map<CheckpointId, MonotonicNanos>> given_;
+  // When a member last refused the job's parts. For ring.lost_after_seconds from then the next one is the backup in its
+  // place, so that a backup that is full now and then does not make copies move to and fro.
+  std::map<std::string, std::map<Rank, MonotonicNanos>> refused_;
   std::map<Rank, Backup> backups_;
   // Invariants: those of `backups_`, which are all members, that are stalled, and that say to have anything.
   std::set<Rank> stalled_, have_something_;

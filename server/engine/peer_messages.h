@@ -58,14 +58,15 @@ struct WantList {
   int64_t epoch = 0;
 };
 
-enum class HaveState : uint8_t { kUnderWay = 0, kHeld = 1, kRefused = 2 };
+// kNoRoom: refused, and what the owner lets go of its other parts would be room.
+enum class HaveState : uint8_t { kUnderWay = 0, kHeld = 1, kRefused = 2, kNoRoom = 3 };
 
 struct Have {
   PartKey part;
   std::string digest;
   HaveState state = HaveState::kHeld;
   std::string why;          // refused: the arithmetic
-  uint64_t done_bytes = 0;  // under way
+  uint64_t done_bytes = 0;  // under way; of kNoRoom: so many more would have to be free
   bool operator==(const Have&) const = default;
 };
 
@@ -81,7 +82,8 @@ enum class Fate : uint8_t {
   kRemoved = 1,
   kAbandoned = 2,
   kSuperseded = 3,
-  kSurplus = 4
+  kSurplus = 4,
+  kGivenUp = 5  // the newest of a finished job: the owner has let its own part go, for room
 };
 
 // The owner's answer to an entry of a have-list that is not wanted any more: the holder may let it go.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/evict_class.h"
 #include "server/engine/own_parts.h"
 #include "server/engine/restored.h"
 
@@ -104,6 +105,7 @@ void Persistence::CompletedElsewhere(Checkpoint* checkpoint) {
 }
 
 void Persistence::VerdictHeard(Job* job) {
+  if (mode_.storage_here) LookAtLast(job);
   if (!options_.storage || job->files->target == job->verdict->target) return;
   job->files.Edit().target = job->verdict->target;
   ScheduleNext(job);
@@ -271,19 +273,35 @@ void Persistence::TakeDue() {
 
 void Persistence::OweFinished() {
   for (const auto& [name, job] : jobs_.all()) {
-    if (job->sessions->writers > 0) continue;
+    if (!IsOver(*job)) continue;
     Checkpoint* newest = standing_.Newest(*job);
-    if (newest == nullptr || !CanWrite(*newest) || newest->files->persisted) continue;
-    const MonotonicNanos finished = job->sessions->finished;
+    if (newest == nullptr || !CanWrite(*newest)) continue;
+    if (newest->files->persisted) {
+      LookAtLast(job.get());
+      continue;
+    }
     const bool nowhere = !options_.storage || newest->files->parked || newest->files->deleted;
-    if (nowhere && finished != 0 &&
-        out_.now() - finished >= options_.finished_keep_seconds * kNanosPerSecond) {
-      GiveUp(newest, finished);
+    if (nowhere && KeptToTheEnd(*job)) {
+      GiveUp(newest, OverSince(*job));
     } else if (!nowhere && !newest->files->persisting && !newest->files->owes &&
-               newest->content->broken_objects == 0) {
+               newest->files->half_gone == 0 && newest->content->broken_objects == 0) {
       Owe(newest);
     }
   }
+}
+
+void Persistence::LookAtLast(Job* job) {
+  const Checkpoint* newest = standing_.Newest(*job);
+  const bool relied_on = newest != nullptr && newest->files->persisted && newest->InMemory();
+  if (IsOver(*job) && relied_on && job->scan->read < OverSince(*job)) look_(job);
+}
+
+// In a ring others may save in it: an old word does not count.
+bool Persistence::KeptToTheEnd(const Job& job) const {
+  const MonotonicNanos finished = OverSince(job);
+  const bool heard = !job.standing->ring.has_value() || job.standing->ring->fresh;
+  return heard && finished != 0 &&
+         out_.now() - finished >= options_.finished_keep_seconds * kNanosPerSecond;
 }
 
 void Persistence::GiveUp(Checkpoint* newest, MonotonicNanos finished) {
@@ -396,6 +414,9 @@ Checkpoint* Persistence::Next(const Job& job) const {
 void Persistence::Run() {
   if (!mode_.storage_here) return;
   TakeDue();
+  for (const std::string& name : standing_.TakeFinished()) {
+    if (Job* job = jobs_.Find(name)) LookAtLast(job);
+  }
   if (ready_jobs_.empty() || static_cast<int>(under_way_.size()) >= options_.max_persists) return;
   const std::set<std::string> ready = ready_jobs_;
   // One each: a job with many, or with files that hang, does not starve the others.
@@ -530,6 +551,7 @@ Persistence::Ended Persistence::End(const event::Persisted& event) {
   out_.Count("persists");
   // One that was evicted meanwhile is found by a scan.
   if (!ended.removed && ended.checkpoint != nullptr) Succeeded(ended.checkpoint, event.location);
+  LookAtLast(job);
   return ended;
 }
 

@@ -44,6 +44,8 @@ class Persistence : public StepWatcher {
   Persistence(const Options& options, const Mode& mode, Outbox* out, Jobs* jobs, Ledger* ledger,
               Parts* parts, Standing* standing);
   ~Persistence() override;
+  // Reads the job's storage.
+  void set_look(std::function<void(Job*)> call) { look_ = std::move(call); }
   // Whether this node writes a part of a silent member, which it holds a replica of.
   void set_acts_for(std::function<bool(const Part&)> call) { acts_for_ = std::move(call); }
 
@@ -139,6 +141,9 @@ class Persistence : public StepWatcher {
 
  private:
   bool Secure(Checkpoint* checkpoint);  // false: it has been asked for, or need not be
+  // The job is over, and memory is to be let go by the files of its newest step.
+  void LookAtLast(Job* job);
+  bool KeptToTheEnd(const Job& job) const;
   // Its memory may go for good: nothing will take it.
   void GiveUp(Checkpoint* newest, MonotonicNanos finished);
   std::string CheckOwed(const Job& job) const;
@@ -189,6 +194,7 @@ class Persistence : public StepWatcher {
   Parts& parts_;
   Standing& standing_;
   std::function<bool(const Part&)> acts_for_;
+  std::function<void(Job*)> look_;
 
   struct UnderWay {
     std::vector<SlabId> pinned;

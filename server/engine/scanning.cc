@@ -332,6 +332,7 @@ Scanning::Taken Scanning::TakeIn(int* budget) {
   scan.wait = 0;
   // What was persisted while it was being merged is not in it.
   scan.read = job->files->persisted_at >= ended->begun ? ended->begun : out_.now();
+  job->Touch();  // a finished job's latest may make room now
   scan.line_read = scan.read;
   scan.line_again = scan.read + kViewAge;
   scan.read_unix_ms = out_.UnixMillis();

@@ -110,11 +110,13 @@ void Standing::SettleJob(Job* job) {
   const bool of_others = !options_.ring.Alone() && seen.in_memory == 0 &&
                          job->files->persisted.empty() && job->sessions->all.empty();
   if (job->owner->owned) jobs_.SetCounts(*job, !only_stored && !of_others);
-  const bool has_writers = job->sessions->writers > 0;
+  const bool has_writers = !IsOver(*job);
   const Attempt attempt = job->attempts->fence();
   const bool moved = newest != seen.newest || attempt != seen.attempt;
-  if (moved || has_writers != seen.has_writers) {
+  const bool looked_at = job->scan->read >= OverSince(*job);
+  if (moved || has_writers != seen.has_writers || looked_at != seen.looked_at) {
     ++version_;  // a finished job's latest may make room now, whatever its class
+    if (!has_writers && !looked_at) finished_.insert(job->name);
     if (seen.newest != nullptr) seen.newest->Touch();
     if (newest != nullptr) newest->Touch();
     for (const CheckpointId& other : job->steps->incomplete) CheckpointOf(*job, other)->Touch();
@@ -129,6 +131,7 @@ void Standing::SettleJob(Job* job) {
   }
   seen.newest = newest;
   seen.has_writers = has_writers;
+  seen.looked_at = looked_at;
   seen.attempt = attempt;
   seen.owner = *job->owner;
   if (!options_.ring.Alone()) SettleRing(job);

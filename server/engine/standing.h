@@ -71,6 +71,9 @@ class Standing {
   // Grows whenever what could be evicted changes.
   uint64_t version() const;
 
+  // Jobs that have come to be over, or of which another step is the newest since they are.
+  std::set<std::string> TakeFinished() { return std::exchange(finished_, {}); }
+
   // --- who must hear
   // Jobs whose waits may have been reached, or never can be.
   std::set<std::string> TakeWaitsToCheck();
@@ -147,7 +150,7 @@ class Standing {
   CouldGo could_go_;
   std::map<uint32_t, CouldGo> could_go_of_;
   uint64_t version_ = 0;
-  std::set<std::string> waits_to_check_;
+  std::set<std::string> waits_to_check_, finished_;
   struct ToRecord {
     bool attempts = false;
     bool forgotten = false;

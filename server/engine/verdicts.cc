@@ -65,6 +65,7 @@ void Verdicts::Take(Rank home, const JobVerdict& verdict, uint64_t answers) {
     heard.saving = std::move(saving);
     ++heard.saving_changes;
   }
+  if (!heard.saving.empty()) heard.saved_at = out_.now();
   const bool moved = heard.protect != protected_before || heard.target != target_before;
   if (moved || !job->waits->requests.empty()) standing_.CheckWaits(*job);
   if (job->attempts->newest() > newest) newer_attempt_(job);

@@ -90,11 +90,13 @@ constexpr bool Same(A a, B b) {
 static_assert(Same(peer::HaveState::kUnderWay, peerwire::HaveState::UNDER_WAY));
 static_assert(Same(peer::HaveState::kHeld, peerwire::HaveState::HELD));
 static_assert(Same(peer::HaveState::kRefused, peerwire::HaveState::REFUSED));
+static_assert(Same(peer::HaveState::kNoRoom, peerwire::HaveState::NO_ROOM));
 static_assert(Same(peer::Fate::kKeep, peerwire::Fate::KEEP));
 static_assert(Same(peer::Fate::kRemoved, peerwire::Fate::REMOVED));
 static_assert(Same(peer::Fate::kAbandoned, peerwire::Fate::ABANDONED));
 static_assert(Same(peer::Fate::kSuperseded, peerwire::Fate::SUPERSEDED));
 static_assert(Same(peer::Fate::kSurplus, peerwire::Fate::SURPLUS));
+static_assert(Same(peer::Fate::kGivenUp, peerwire::Fate::GIVEN_UP));
 static_assert(Same(PartRole::kOwn, peerwire::PartRole::OWN));
 static_assert(Same(PartRole::kReplica, peerwire::PartRole::REPLICA));
 static_assert(Same(PartRole::kFetched, peerwire::PartRole::FETCHED));
@@ -275,7 +277,7 @@ StatusOr<peer::Have> FromWire(const peerwire::Have& have) {
   CAIRN_ASSIGN_OR_RETURN(out.part, PartOf(have.job, have.part));
   CAIRN_RETURN_IF_ERROR(CheckDigest("digest", have.digest));
   out.digest = have.digest;
-  CAIRN_ASSIGN_OR_RETURN(out.state, Enumerator<peer::HaveState::kRefused>("state", have.state));
+  CAIRN_ASSIGN_OR_RETURN(out.state, Enumerator<peer::HaveState::kNoRoom>("state", have.state));
   CAIRN_RETURN_IF_ERROR(CheckWords("why", have.why));
   out.why = have.why;
   CAIRN_ASSIGN_OR_RETURN(out.done_bytes, Unsigned("done_bytes", have.done_bytes));
@@ -319,7 +321,7 @@ StatusOr<peer::Release> FromWire(const peerwire::Release& release) {
   CAIRN_ASSIGN_OR_RETURN(out.part, PartOf(release.job, release.part));
   CAIRN_RETURN_IF_ERROR(CheckDigest("digest", release.digest));
   out.digest = release.digest;
-  CAIRN_ASSIGN_OR_RETURN(out.fate, Enumerator<peer::Fate::kSurplus>("fate", release.fate));
+  CAIRN_ASSIGN_OR_RETURN(out.fate, Enumerator<peer::Fate::kGivenUp>("fate", release.fate));
   if (release.__isset.by != (out.fate == peer::Fate::kSuperseded)) {
     return Refuse("by", release.__isset.by ? "is said, but the part is not superseded"
                                            : "is missing: the part is superseded");

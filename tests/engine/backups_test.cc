@@ -20,8 +20,7 @@ class FirstBackup : public AmongThree {
     ASSERT_TRUE(Commit(session, PartOf(session, step), {{"model", kMiB}}).ok());
     Hear(CompleteUpTo(step), {0, 1});
   }
-  // The first backup refuses them.
-  void Refuse(const std::vector<Step>& steps) {
+  void Refuse(Rank rank, const std::vector<Step>& steps) {
     peer::HaveList list;
     list.version = 1;
     for (const Step step : steps) {
@@ -29,7 +28,7 @@ class FirstBackup : public AmongThree {
       const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
       list.haves.push_back({part, digest, peer::HaveState::kRefused, "no room"});
     }
-    Apply(event::PeerSaid{Of(0), list});
+    Apply(event::PeerSaid{Of(rank), list});
   }
   SessionId session = 0;
 };
@@ -39,16 +38,16 @@ class FirstBackup : public AmongThree {
 TEST_F(FirstBackup, ThatRefusesEndsAWaitForCopiesThatBeganBefore) {
   SaveAndHear(1);
   const RequestId wait = Wait(session, 1, Level::kReplicated);
-  ASSERT_FALSE(Answered(wait));
-  Refuse({1});
+  Refuse(0, {1});
+  ASSERT_FALSE(Answered(wait)) << "the next one may take it";
+  Refuse(1, {1});
   ASSERT_TRUE(Answered(wait));
   EXPECT_THAT(AnswerTo(wait).status(), Fails(absl::StatusCode::kFailedPrecondition, "no room"));
 }
 
 TEST_F(FirstBackup, ThatRefusedAndIsLostCountsNoMore) {
   SaveAndHear(1);
-  Refuse({1});
-  ASSERT_TRUE(Answered(Wait(session, 1, Level::kReplicated)));
+  Refuse(0, {1});
   Lose(0);
   Hear(CompleteUpTo(1), {1});
   const RequestId wait = Wait(session, 1, Level::kReplicated);
@@ -235,6 +234,56 @@ TEST_F(Stalled, WhereNobodyTakesItsPlaceItStays) {
   EXPECT_TRUE(Told(0));
   const RequestId wait = Wait(session, 1, Level::kReplicated);
   EXPECT_FALSE(Answered(wait)) << "it may still come";
+}
+
+// --- that is passed over because it refuses
+
+class Refusing : public Stalled {
+ protected:
+  void SetUp() override {
+    Stalled::SetUp();
+    Has(0, peer::HaveState::kRefused, 0);
+    Pass(1);
+  }
+};
+
+// Bug: a backup in safe mode left the job with one copy beside an idle third member.
+TEST_F(Refusing, TheNextOneIsTheBackupInItsPlace) {
+  EXPECT_TRUE(Told(1));
+  EXPECT_TRUE(Told(0)) << "or it would never take anything again";
+  Has(1, peer::HaveState::kHeld, 0);
+  tells.clear();
+  Pass(10);
+  EXPECT_EQ(LastSaid<peer::ReleaseList>(1), nullptr);
+}
+
+TEST_F(Refusing, ItIsABackupAgainOnceItHasNotRefusedForAWhile) {
+  Has(1, peer::HaveState::kHeld, 0);
+  Has(0, peer::HaveState::kUnderWay, 1000);
+  Pass(3);
+  EXPECT_TRUE(Told(1));
+  Has(0, peer::HaveState::kRefused, 0);
+  Pass(1);
+  Has(0, peer::HaveState::kUnderWay, 2000);
+  Pass(4);
+  EXPECT_TRUE(Told(1)) << "it has refused meanwhile";
+  Has(0, peer::HaveState::kHeld, 0);
+  Pass(2);  // more than ring.lost_after in all
+  EXPECT_FALSE(Told(1));
+  tells.clear();
+  Has(1, peer::HaveState::kHeld, 0);
+  const auto* released = LastSaid<peer::ReleaseList>(1);
+  ASSERT_NE(released, nullptr);
+  EXPECT_EQ(released->releases.at(0).fate, peer::Fate::kSurplus);
+}
+
+TEST_F(Refusing, ItsNextLifeIsABackupAtOnce) {
+  Lose(0);
+  Up(0);
+  Has(0, peer::HaveState::kUnderWay, 1000);
+  Pass(1);
+  EXPECT_TRUE(Told(0));
+  EXPECT_FALSE(Told(1));
 }
 
 // --- a copy that is surplus, at its holder

@@ -128,6 +128,22 @@ TEST_F(DeletedFiles, WhatLostFilesDoesNotCountBecauseStorageCameBack) {  // prom
   EXPECT_EQ(Status_().jobs[0].latest_persisted, kNoStep);
 }
 
+// Bug: memory let the last copy go because storage had had the files once.
+TEST_F(DeletedFiles, TheLatestOfAFinishedJobStaysInMemoryWhileItsFilesAreDamaged) {
+  Save(session, 1, {{"model", 40 * kMiB}});
+  LoseFilesOf(1);
+  Advance(kNanosPerSecond);
+  Die(session);
+  const SessionId other = Hello({.job = "other"});
+  EXPECT_FALSE(TrySave(other, 1, {{"model", 40 * kMiB}}).ok());
+  session = Hello({.writer = -1});
+  EXPECT_TRUE(Stat(session, 1)->facts.resident);
+  Advance(2 * kMinute);
+  EXPECT_THAT(persists, SizeIs(2)) << "it was written again";
+  EXPECT_TRUE(TrySave(other, 2, {{"model", 40 * kMiB}}).ok());
+  EXPECT_EQ(LevelOf(1), Level::kEvicted);
+}
+
 // The last whole one is not deleted because a damaged one counts.
 TEST_F(DeletedFiles, RetentionDoesNotCountWhatLostFiles) {
   session = HelloWith({.mode = PersistMode::kEvery, .keep_last = 2});

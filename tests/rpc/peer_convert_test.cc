@@ -184,10 +184,10 @@ TEST(PeerConvert, WhatNoMemberWouldSayIsRefusedNamingTheField) {
       HasSubstr("manifest_bytes: 1099511627776, at most"));
   EXPECT_THAT(RefusalOf(SomeHaves(),
                         [](M* m) {
-                          const int unknown = 3;
+                          const int unknown = 4;
                           std::memcpy(&m->have_list->haves[0].state, &unknown, sizeof unknown);
                         }),
-              HasSubstr("state: 3 is not known"));
+              HasSubstr("state: 4 is not known"));
   EXPECT_THAT(RefusalOf(SomeHaves(), [](M* m) { m->have_list->haves[0].why.resize(1 << 20); }),
               HasSubstr("why: 1048576 bytes"));
   EXPECT_THAT(
