@@ -353,7 +353,6 @@ struct CheckpointStanding {
   bool recorded = false;   // the recorder was told of a part of it
   // What it adds to the job's sums.
   uint64_t resident_bytes = 0;
-  uint64_t unprotected_bytes = 0;
   bool unprotected = false;
   bool in_memory = false;
 };
@@ -620,8 +619,7 @@ struct JobStanding {
   uint64_t resident_bytes = 0;  // slabs that its checkpoints lie in
   size_t in_memory = 0;         // checkpoints of which there is something in memory
   // Of checkpoints that can be had, and are in memory only; and which of them storage did not take.
-  int64_t unprotected_checkpoints = 0;
-  uint64_t unprotected_bytes = 0;
+  std::map<CheckpointId, uint64_t> unprotected;  // bytes
   std::set<CheckpointId> troubled;
   KeepIndex keep;
   // What the last settling saw; a difference concerns checkpoints that nobody touched.

@@ -235,11 +235,10 @@ void Standing::SettleSums(Checkpoint* checkpoint) {
   standing.in_memory = checkpoint->InMemory();
   sums.in_memory += standing.in_memory ? 1 : 0;
   if (sums.in_memory <= 1) checkpoint->job->Touch();  // whether the job counts may have changed
-  standing.unprotected = !checkpoint->files->persisted && checkpoint->Obtainable();
-  standing.unprotected_bytes = standing.unprotected ? checkpoint->content->bytes : 0;
+  standing.unprotected =
+      !checkpoint->files->persisted && !checkpoint->elsewhere->stored && checkpoint->Obtainable();
   sums.resident_bytes += standing.resident_bytes;
-  sums.unprotected_checkpoints += standing.unprotected ? 1 : 0;
-  sums.unprotected_bytes += standing.unprotected_bytes;
+  if (standing.unprotected) sums.unprotected[checkpoint->Id()] = checkpoint->content->bytes;
   const Files& files = *checkpoint->files;
   if (standing.unprotected && files.owes && !files.problem.ok()) {
     sums.troubled.insert(checkpoint->Id());
@@ -251,8 +250,7 @@ void Standing::DropSums(Checkpoint* checkpoint) {
   JobStanding& sums = checkpoint->job->standing.Edit();
   sums.resident_bytes -= std::exchange(standing.resident_bytes, 0);
   sums.in_memory -= std::exchange(standing.in_memory, false) ? 1 : 0;
-  sums.unprotected_checkpoints -= std::exchange(standing.unprotected, false) ? 1 : 0;
-  sums.unprotected_bytes -= std::exchange(standing.unprotected_bytes, 0);
+  if (std::exchange(standing.unprotected, false)) sums.unprotected.erase(checkpoint->Id());
   sums.troubled.erase(checkpoint->Id());
 }
 

@@ -8,8 +8,8 @@ namespace cairn::engine {
 
 std::string Standing::CheckJob(const Job& job) const {
   if (job.standing->line.stale()) return absl::StrCat("job ", job.name, ": its line is stale");
-  uint64_t mapped = 0, resident = 0, unprotected = 0;
-  int64_t many_unprotected = 0;
+  uint64_t mapped = 0, resident = 0;
+  std::map<CheckpointId, uint64_t> unprotected;
   size_t classified = 0, in_memory = 0;
   for (const auto& [id, checkpoint] : job.steps->all) {
     const auto shown = [&of = checkpoint->key] { return of.DebugString(); };
@@ -21,8 +21,8 @@ std::string Standing::CheckJob(const Job& job) const {
       return shown() + ": its place towards the line is not the one it has";
     }
     const Files& files = *checkpoint->files;
-    const bool troubled =
-        !files.persisted && checkpoint->Obtainable() && files.owes && !files.problem.ok();
+    const bool troubled = !files.persisted && !checkpoint->elsewhere->stored &&
+                          checkpoint->Obtainable() && files.owes && !files.problem.ok();
     if (troubled != job.standing->troubled.contains(id)) {
       return shown() + ": does storage refuse it?";
     }
@@ -33,9 +33,9 @@ std::string Standing::CheckJob(const Job& job) const {
     if (held != standing.held) return shown() + ": its parts in memory are miscounted";
     resident += checkpoint->memory->slab_bytes;
     in_memory += checkpoint->InMemory() ? 1 : 0;
-    if (!checkpoint->files->persisted && checkpoint->Obtainable()) {
-      ++many_unprotected;
-      unprotected += checkpoint->content->bytes;
+    if (!checkpoint->files->persisted && !checkpoint->elsewhere->stored &&
+        checkpoint->Obtainable()) {
+      unprotected[checkpoint->Id()] = checkpoint->content->bytes;
     }
     const Footprint& memory = *checkpoint->memory;
     const EvictClass due = ClassOf(*checkpoint);
@@ -60,8 +60,7 @@ std::string Standing::CheckJob(const Job& job) const {
     return absl::StrCat("job ", job.name, ": what could be evicted is miscounted");
   }
   if (resident != job.standing->resident_bytes || in_memory != job.standing->in_memory ||
-      unprotected != job.standing->unprotected_bytes ||
-      many_unprotected != job.standing->unprotected_checkpoints) {
+      unprotected != job.standing->unprotected) {
     return absl::StrCat("job ", job.name, ": its sums are not those of its checkpoints");
   }
   return CheckLine(job);

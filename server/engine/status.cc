@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/engine/describing.h"
+#include "server/engine/evict_class.h"
 #include "server/engine/keep_plan.h"
 #include "server/engine/refusals.h"
 
@@ -51,6 +52,23 @@ std::vector<reply::Quarantined> QuarantinedOf(const StatusSources& from,
   return quarantined;
 }
 
+// The newest that is in storage or, as the ring says now, has its replicas.
+std::optional<CheckpointId> SafeOf(const StatusSources& from, const Job& job) {
+  std::optional<CheckpointId> safe;
+  const JobVerdictHeard& verdict = *job.verdict;
+  const Checkpoint* copied =
+      verdict.protect.has_value() ? CheckpointOf(job, *verdict.protect) : nullptr;
+  if (copied != nullptr && from.cluster.verdicts().Known(job) &&
+      IsProtected(*copied, verdict.asked)) {
+    safe = verdict.protect;
+  }
+  const Checkpoint* stored = from.standing.NewestPersisted(job);
+  if (stored != nullptr && (!safe.has_value() || Supersedes(stored->Id(), *safe))) {
+    safe = stored->Id();
+  }
+  return safe;
+}
+
 reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
   const Standing& standing = from.standing;
   reply::JobStatus shown;
@@ -68,8 +86,13 @@ reply::JobStatus StatusOfJob(const StatusSources& from, const Job& job) {
     shown.persist_problem = PersistProblem(*CheckpointOf(job, *troubled.begin()));
   }
   shown.resident_bytes = job.standing->resident_bytes;
-  shown.unprotected_checkpoints = job.standing->unprotected_checkpoints;
-  shown.unprotected_bytes = job.standing->unprotected_bytes;
+  // Steps that a safe one supersedes are not needed.
+  const std::optional<CheckpointId> safe = SafeOf(from, job);
+  for (const auto& [id, bytes] : job.standing->unprotected) {
+    if (safe == id || (safe.has_value() && Supersedes(*safe, id))) continue;
+    ++shown.unprotected_checkpoints;
+    shown.unprotected_bytes += bytes;
+  }
   shown.deletable_checkpoints = PlanDeletions(job, from.options, standing, from.out.now()).all;
   const JobRefusals& refusals = Refusals::Of(job);
   shown.refused_saves = refusals.saves;
@@ -99,7 +122,7 @@ void AddOnlyHere(const StatusSources& from, reply::Status* status) {
     const Checkpoint* newest = from.standing.Newest(*job);
     // Whether a step of several nodes is complete, and copied, only a verdict says.
     const bool unheard = !from.options.ring.Alone() && job->standing->resident_bytes > 0 &&
-                         !(job->verdict->heard && job->verdict->final);
+                         !from.cluster.verdicts().Known(*job);
     if (newest == nullptr) {
       if (unheard) add(name);
     } else if (unheard || OnlyHere(*newest)) {
