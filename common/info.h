@@ -102,6 +102,7 @@ void VisitFields(const Facts& facts, Visit&& visit) {
   visit("resident", facts.resident);
   visit("replicas", facts.replicas);
   visit("replicas_asked", facts.replicas_asked);
+  visit("replicas_age_ms", facts.replicas_age_ms);
   visit("persisted", facts.persisted);
   visit("broken", facts.broken);
   visit("in_conflict", facts.in_conflict);

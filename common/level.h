@@ -29,6 +29,7 @@ struct Facts {
   bool pinned = false;       // stays in memory until it is unpinned
   int32_t replicas = 0;
   int32_t replicas_asked = 0;
+  int64_t replicas_age_ms = -1;  // so long ago the ring said so; -1: it has not, or there is none
   bool operator==(const Facts&) const = default;
 };
 

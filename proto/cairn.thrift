@@ -204,6 +204,7 @@ struct Facts {
   7: bool in_conflict,
   8: bool abandoned,
   9: bool pinned,
+  10: i64 replicas_age_ms = -1,  // so long ago the ring said so; -1: it has not, or there is none
 }
 struct CheckpointInfo {
   1: i64 step,
@@ -296,6 +297,7 @@ struct JobRing {
   7: bool complete_view,         // every member was heard, or is lost
   8: list<i32> silent,           // ranks that were not heard
   9: string why,
+  10: i64 age_ms,                // so long ago its home said all this
 }
 struct MemberStatus {
   1: i32 rank,

@@ -150,6 +150,7 @@ void FactsFields(Wire& wire, Value& facts, Pair& pair) {
   pair("resident", wire.resident, facts.resident);
   pair("replicas", wire.replicas, facts.replicas);
   pair("replicas_asked", wire.replicas_asked, facts.replicas_asked);
+  pair("replicas_age_ms", wire.replicas_age_ms, facts.replicas_age_ms);
   pair("persisted", wire.persisted, facts.persisted);
   pair("broken", wire.broken, facts.broken);
   pair("in_conflict", wire.in_conflict, facts.in_conflict);

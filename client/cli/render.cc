@@ -172,8 +172,9 @@ std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
   if (of.all) head.push_back("LINE");
   head.push_back("");
   Table table(head, right);
-  int64_t hidden = 0;
+  int64_t hidden = 0, oldest_ms = 0;
   for (const CheckpointInfo& info : checkpoints) {
+    oldest_ms = std::max(oldest_ms, info.facts.replicas_age_ms);
     if (!of.all && info.facts.complete && !info.on_line && !info.facts.pinned) {
       ++hidden;
       continue;
@@ -209,6 +210,10 @@ std::string RenderCheckpoints(const std::vector<CheckpointInfo>& checkpoints,
   if (hidden > 0) {
     absl::StrAppend(&text, "and ", Plural(hidden, "checkpoint"), " that no longer ",
                     hidden == 1 ? "counts" : "count", "; --all shows them\n");
+  }
+  if (oldest_ms > kRingAnswersMs) {
+    absl::StrAppend(&text, "other nodes as of ", HumanDuration(absl::Milliseconds(oldest_ms)),
+                    " ago\n");
   }
   return text;
 }
@@ -271,6 +276,10 @@ std::string RenderCheckpoint(const CheckpointInfo& info) {
       {"attempt", absl::StrCat(info.key.attempt, ", revision ", info.key.revision,
                                info.on_line ? "" : " (not on the job's line)")},
       {"saved (UTC)", HumanTime(info.created_unix_ms)}};
+  if (info.facts.replicas_age_ms >= 0) {
+    const absl::Duration age = absl::Milliseconds(info.facts.replicas_age_ms);
+    lines.emplace_back("other nodes", absl::StrCat("as of ", HumanDuration(age), " ago"));
+  }
   if (!info.digest.empty()) lines.emplace_back("digest", info.digest);
   if (const std::string marks = Marks(info); !marks.empty()) lines.emplace_back("marks", marks);
   if (!info.why.empty()) lines.emplace_back("why", info.why);

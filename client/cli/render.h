@@ -23,6 +23,8 @@ std::string Dump(const Json& json);
 std::string RenderJobs(const std::vector<std::string>& jobs);
 // With what `status` knows of each; "-" of those that it does not show.
 std::string RenderJobsWide(const std::vector<std::string>& jobs, const Json& status);
+// A ring that answers says each second how many replicas there are of what this node has a part of.
+inline constexpr int64_t kRingAnswersMs = 3000;
 struct CheckpointTable {
   bool all = false;  // also those that no longer count, and a column that says which do
   bool wide = false;

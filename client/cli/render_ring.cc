@@ -128,6 +128,7 @@ RingJob RingJobOf(const Json& job) {
   of.target = StepOf(ring, "target");
   of.replicas = Number(ring, "replicas");
   of.asked = Number(ring, "asked");
+  of.age_ms = Number(ring, "age_ms");
   of.why = Text(ring, "why");
   for (const Json& rank : List(ring, "silent")) {
     if (rank.is_number()) of.silent.push_back(rank.get<int64_t>());

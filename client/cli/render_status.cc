@@ -72,8 +72,15 @@ JobVerdict Judge(const Json& job, bool storage, bool away, bool in_ring) {
   if (ring.known && ring.latest == latest && ring.replicas > 0) {
     const std::string missing =
         ring.replicas < ring.asked ? absl::StrCat(" (", ReplicasText(ring), " replicas)") : "";
-    return {true, absl::StrCat(step, "is safe: each part of it is in the memory of ",
-                               Plural(ring.replicas + 1, "node"), missing, ".")};
+    const std::string nodes = Plural(ring.replicas + 1, "node");
+    // The home speaks each second to nodes that have a part of it.
+    if (ring.age_ms > kRingAnswersMs && Bytes(job, "resident_bytes") > 0) {
+      return {false, absl::StrCat(step, "was in the memory of ", nodes, " ",
+                                  HumanDuration(absl::Milliseconds(ring.age_ms)),
+                                  " ago; the ring has not said since whether it still is.")};
+    }
+    return {true, absl::StrCat(step, "is safe: each part of it is in the memory of ", nodes,
+                               missing, ".")};
   }
   const std::string loss =
       in_ring ? "the loss of a node that has a part of it" : "losing this node";

@@ -53,6 +53,7 @@ struct RingJob {
   int64_t target = kNoStep;     // the one that all nodes secure now
   int64_t replicas = 0;         // of the latest: copies − 1 of its least replicated part
   int64_t asked = 0;            // by the job's policy
+  int64_t age_ms = 0;           // so long ago the ring said all this
   std::string why;              // the latest moved back, or the target cannot be secured
   std::vector<int64_t> silent;  // ranks that were not heard
 };

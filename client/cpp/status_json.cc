@@ -58,7 +58,8 @@ Json RingJson(const wire::JobRing& ring) {
           {"asked", ring.asked},
           {"complete_view", ring.complete_view},
           {"silent", ring.silent},
-          {"why", ring.why}};
+          {"why", ring.why},
+          {"age_ms", ring.age_ms}};
 }
 
 Json RingJson(const wire::RingStatus& ring) {

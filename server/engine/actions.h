@@ -193,6 +193,7 @@ struct JobRing {
   int replicas = 0, asked = 0;  // of the latest
   std::vector<Rank> silent;
   std::string why;
+  MonotonicNanos age = 0;  // so long ago the home said all this
 };
 
 struct JobStatus {

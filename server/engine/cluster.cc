@@ -270,6 +270,7 @@ reply::JobRing Cluster::StatusOf(const Job& job) const {
   const Checkpoint* latest =
       verdict.latest.has_value() ? CheckpointOf(job, *verdict.latest) : nullptr;
   if (latest != nullptr) ring.replicas = latest->elsewhere->replicas;
+  ring.age = out_.now() - verdict.at;
   return ring;
 }
 

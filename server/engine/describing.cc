@@ -85,8 +85,7 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   info.facts.persisted = checkpoint.files->persisted || checkpoint.elsewhere->stored;
   info.facts.broken = complete && !checkpoint.Obtainable() && !checkpoint.files->unconfirmed;
   info.facts.in_conflict = !checkpoint.elsewhere->conflict.empty();
-  info.facts.replicas = checkpoint.elsewhere->replicas;
-  info.facts.replicas_asked = job.verdict->asked;
+  CountReplicas(checkpoint, &info.facts);
   info.facts.abandoned = standing_.Abandoned(checkpoint);
   info.facts.pinned = *checkpoint.pinned;
   info.level = LevelOf(info.facts, complete);
@@ -113,11 +112,17 @@ CheckpointInfo Describing::InfoOf(const Checkpoint& checkpoint) const {
   return info;
 }
 
+void Describing::CountReplicas(const Checkpoint& checkpoint, Facts* facts) const {
+  const JobVerdictHeard& verdict = *checkpoint.job->verdict;
+  facts->replicas = checkpoint.elsewhere->replicas;
+  facts->replicas_asked = verdict.asked;
+  if (verdict.heard) facts->replicas_age_ms = (out_.now() - verdict.at) / kNanosPerMilli;
+}
+
 Facts Describing::ObjectFactsOf(const Checkpoint& checkpoint) const {
   Facts facts;
   facts.complete = checkpoint.Complete();
-  facts.replicas = checkpoint.elsewhere->replicas;
-  facts.replicas_asked = checkpoint.job->verdict->asked;
+  CountReplicas(checkpoint, &facts);
   facts.persisted = checkpoint.files->persisted;
   facts.abandoned = standing_.Abandoned(checkpoint);
   facts.pinned = *checkpoint.pinned;

@@ -14,8 +14,8 @@ namespace cairn::engine {
 
 class Describing {
  public:
-  Describing(const Options& options, const Jobs* jobs, const Standing* standing)
-      : options_(options), jobs_(*jobs), standing_(*standing) {}
+  Describing(const Options& options, const Outbox* out, const Jobs* jobs, const Standing* standing)
+      : options_(options), out_(*out), jobs_(*jobs), standing_(*standing) {}
   // Whether this node is the home of the job of this name, and so writes the rows that are the job's.
   void set_is_home(std::function<bool(const std::string&)> call) { is_home_ = std::move(call); }
 
@@ -39,6 +39,7 @@ class Describing {
 
  private:
   Facts ObjectFactsOf(const Checkpoint& checkpoint) const;
+  void CountReplicas(const Checkpoint& checkpoint, Facts* facts) const;
   StatusOr<Checkpoint*> ResolveLatest(const Job& job) const;
   static Status NothingYet(const Job& job);
   Engine::Description::Part PartOf(const Part& part) const;
@@ -47,6 +48,7 @@ class Describing {
   bool Vanished(const Job& job, const CheckpointKey& key) const;
 
   const Options& options_;
+  const Outbox& out_;
   std::function<bool(const std::string&)> is_home_;
   const Jobs& jobs_;
   const Standing& standing_;

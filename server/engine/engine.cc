@@ -330,7 +330,7 @@ class Engine::Impl {
                        &leases_, &attempts_, &parts_,   &standing_, &eviction_, &journal_};
   Pool pool_{options_, mode_, &out_, &sessions_, &ledger_, &admission_};
   Persistence persistence_{options_, mode_, &out_, &jobs_, &ledger_, &parts_, &standing_};
-  Describing describing_{options_, &jobs_, &standing_};
+  Describing describing_{options_, &out_, &jobs_, &standing_};
   Retention retention_{options_,      &out_,      &callers_,  &jobs_,       &sessions_, &parts_,
                        &persistence_, &eviction_, &standing_, &describing_, &journal_};
   Merging merging_{&out_, &jobs_, &attempts_, &parts_, &persistence_, &retention_, &records_};

@@ -141,7 +141,13 @@ void Finding::On(const event::StatCheckpoint& event) {
     }
     return out_.Answer(event.caller.request, describing_.Resolve(*job, event.ref).status());
   }
+  AskAgain(*job);
   out_.Answer(event.caller.request, Body(describing_.InfoOf(*checkpoint)));
+}
+
+// The answer says how old it is; the next one is younger.
+void Finding::AskAgain(const Job& job) {
+  if (!cluster_->verdicts().Fresh(job)) cluster_->verdicts().AskHome(job.name);
 }
 
 std::optional<ObjectInfo> Finding::Peek(const event::StatObject& event) const {
@@ -232,6 +238,7 @@ void Finding::ListJobs(const event::List& event, size_t limit) {
 }
 
 void Finding::ListCheckpoints(const event::List& event, const Job& job, size_t limit) {
+  AskAgain(job);
   const RequestId request = event.caller.request;
   const auto& all = job.steps->all;
   auto at = all.begin();

@@ -51,6 +51,7 @@ class Finding : public Waitlist {
   const Checkpoint* Meant(const event::Wait& wait, const Job& job, Status* never) const;
   const Checkpoint* After(const event::Wait& wait, const Job& job) const;
   void ListJobs(const event::List& event, size_t limit);
+  void AskAgain(const Job& job);
   void ListCheckpoints(const event::List& event, const Job& job, size_t limit);
   void ListObjects(const event::List& event, const Job& job, const CheckpointRef& ref,
                    size_t limit);

@@ -240,6 +240,7 @@ wire::JobRing ToWire(const engine::reply::JobRing& ring) {
   shown.__set_complete_view(ring.final);
   shown.__set_silent(ring.silent);
   shown.__set_why(ring.why);
+  shown.__set_age_ms(ring.age / kNanosPerMilli);
   return shown;
 }
 

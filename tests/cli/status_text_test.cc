@@ -7,6 +7,7 @@
 namespace cairn::cli {
 namespace {
 
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -181,6 +182,19 @@ TEST(Status, AStepThatAnotherNodeHasIsSafe) {
   EXPECT_THAT(RenderStatus(node, kNow), HasSubstr("lost if this node dies now: nothing complete"));
 }
 
+// Bug: what the ring had said an hour ago was shown as if it held.
+TEST(Status, AStepWhoseRingHasNotAnsweredForLongIsNotCalledSafe) {
+  Json job = OfRing(Job("run7", 12, 10), 12, 12, 1);
+  job["ring"]["age_ms"] = 3000;
+  EXPECT_TRUE(IsMyCheckpointSafe(InRingOf(Node({job}))).safe);
+  job["ring"]["age_ms"] = 12000;
+  const auto said = IsMyCheckpointSafe(InRingOf(Node({job})));
+  EXPECT_FALSE(said.safe);
+  EXPECT_THAT(said.words,
+              ElementsAre("run7: step 12, the latest, was in the memory of 2 nodes 12 s "
+                          "ago; the ring has not said since whether it still is."));
+}
+
 TEST(Status, AStepThatHasSomeOfItsReplicasSaysHowMany) {
   Json job = OfRing(Job("run7", 12, 10), 10, 12, 1);
   job["ring"]["asked"] = 2;
@@ -278,6 +292,18 @@ TEST(Whereabouts, SayWhatThisNodeHasOfAStepOfTheRing) {
             "in storage, and in the memory of 2 other nodes; this node has none of it");
   info.why = "it was persisted, in storage that cannot be read now: away";
   EXPECT_EQ(where(false, 0), "nowhere to be had at the moment");
+}
+
+TEST(Whereabouts, WhatOtherNodesHaveIsDated) {
+  CheckpointInfo info;
+  info.key = {"run7", 5, 1, 0};
+  info.facts.complete = info.on_line = true;
+  EXPECT_THAT(RenderCheckpoint(info), Not(HasSubstr("other nodes")));
+  info.facts.replicas_age_ms = 340;
+  EXPECT_THAT(RenderCheckpoint(info), ContainsRegex("other nodes +as of 340 ms ago\n"));
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {}), Not(HasSubstr("other nodes")));
+  info.facts.replicas_age_ms = 12000;
+  EXPECT_THAT(RenderCheckpoints({info}, {}, {}), HasSubstr("other nodes as of 12 s ago\n"));
 }
 
 TEST(Whereabouts, SizesOfWhatThisNodeHasAreMarked) {

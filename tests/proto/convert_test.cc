@@ -95,7 +95,8 @@ CheckpointInfo SomeCheckpoint() {
                 .abandoned = false,
                 .pinned = true,
                 .replicas = 5,
-                .replicas_asked = 6};
+                .replicas_asked = 6,
+                .replicas_age_ms = 7};
   info.level = Level::kEvicted;
   info.created_unix_ms = 1234;
   info.why = "why";

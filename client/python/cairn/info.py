@@ -29,7 +29,10 @@ class JobPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of a checkpoint: the least of its objects' and manifests' facts."""
+    """Of a checkpoint: the least of its objects' and manifests' facts.
+
+    `replicas_age_ms`: so many milliseconds ago the ring said how many replicas there are; -1 of a node alone,
+    and before the ring has said anything."""
 
     complete: bool
     resident: bool
@@ -40,6 +43,7 @@ class Facts:
     pinned: bool
     replicas: int
     replicas_asked: int
+    replicas_age_ms: int
 
 
 @dataclasses.dataclass(frozen=True)
