@@ -317,6 +317,18 @@ StatusOr<int64_t> MembershipLoop::Resize(int32_t size) {
   Status why;
   const std::shared_ptr<catalog::RingTable> table = Table(&why);
   if (table == nullptr) return why;
+  CAIRN_ASSIGN_OR_RETURN(const catalog::RingRows rows, table->Read());
+  for (size_t rank = std::max(size, 1); rank < rows.seats.size(); ++rank) {
+    const catalog::SeatRow& seat = rows.seats[rank];
+    const bool still = !seat.instance.empty() &&
+                       seat.beat_age_ms >= options_.still / kNanosPerMilli &&
+                       !answers_at_(seat.address, static_cast<engine::Rank>(rank));
+    if (!still) continue;
+    LOG(WARNING) << "ring: rank " << rank
+                 << " stands still in the catalog, and no member answers at " << seat.address
+                 << ": it gives way to a ring of " << size;
+    table->Release({static_cast<int32_t>(rank), seat.incarnation, seat.instance});
+  }
   return table->Resize(size);
 }
 

@@ -69,7 +69,7 @@ class MembershipLoop {
   engine::RingView View() const;
   // As the database has it, asked now. UNAVAILABLE where it does not answer.
   StatusOr<RingState> State();
-  // As catalog::RingTable.
+  // As catalog::RingTable; a rank may go that a spare could take over: it stands still and does not answer.
   StatusOr<int64_t> Resize(int32_t size);
 
   static std::string NewInstance();

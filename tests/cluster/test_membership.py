@@ -292,6 +292,22 @@ def test_what_a_member_had_that_left_the_ring_is_copied_again() -> None:
         assert r[1].loads(JOB, 7)
 
 
+def test_the_highest_rank_can_go_when_its_machine_is_gone() -> None:
+    """Promise 1: the ring becomes smaller without it, and what it had is copied again."""
+    with catalog_ring(spares=0) as (r, database):
+        writer = r[2].writer(JOB, attempt_number())
+        r[2].save(writer, 7)
+        r[2].wait_replicated(JOB, 7)
+        writer.vanish()
+        r[2].kill()
+        assert "rank 2 would go" in r[0].cairn("ring resize 2", code=1), "it may come back"
+        until("it counts as dead", lambda: r[0].exit_code("ring resize 2") == 0, 30)
+        await_met(r, (0, 1), {0, 1})
+        until("there are two copies", lambda: r[1].json(f"stat {JOB}/7")["facts"]["resident"])
+        r[0].kill()
+        assert r[1].loads(JOB, 7)
+
+
 def test_a_drain_goes_on_when_the_daemon_dies() -> None:
     with catalog_ring(size=2, spares=0) as (r, database):
         writer = r[0].writer(JOB, attempt_number())

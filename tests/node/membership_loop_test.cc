@@ -18,24 +18,31 @@ using testing::ElementsAre;
 
 std::string Instance(char of) { return std::string(engine::kInstanceBytes, of); }
 
-// A ring of one rank, which somebody has.
+// A ring of two ranks that one member has.
 class OneRow : public catalog::RingTable {
  public:
   explicit OneRow(catalog::SeatRow row) : row_(std::move(row)) {}
-  StatusOr<catalog::RingRows> Read() override { return catalog::RingRows{1, 1, {row_}}; }
+  StatusOr<catalog::RingRows> Read() override { return catalog::RingRows{1, 1, {row_, row_}}; }
   catalog::SeatWritten Beat(const catalog::SeatName&) override { return Not(); }
   catalog::SeatWritten Claim(const catalog::SeatName&, const std::string&, int64_t,
                              int64_t) override {
     return Not();
   }
   catalog::SeatWritten Raise(const catalog::SeatName&, int64_t) override { return Not(); }
-  catalog::SeatWritten Release(const catalog::SeatName&) override { return Not(); }
+  catalog::SeatWritten Release(const catalog::SeatName& name) override {
+    released_ = name.instance == row_.instance && name.incarnation == row_.incarnation;
+    return Not();
+  }
   catalog::SeatWritten Make(int64_t, int32_t) override { return Not(); }
-  StatusOr<int64_t> Resize(int32_t) override { return 1; }
+  StatusOr<int64_t> Resize(int32_t) override {
+    if (released_) return 2;
+    return absl::FailedPreconditionError("somebody has it");
+  }
 
  private:
   static catalog::SeatWritten Not() { return {catalog::SeatWritten::How::kNot, {}, 1}; }
   const catalog::SeatRow row_;
+  bool released_ = false;
 };
 
 // Notes what it hears until it is to be replaced.
@@ -100,6 +107,28 @@ TEST(MembershipLoop, AFencedNodeHearsItBeforeItIsAskedWhetherItMayStartAnew) {
               ElementsAre("seat 0", "seat 0", "fenced by 2", "asked whether it may start anew",
                           "seat -1", "replace"));
   loop.Stop();
+}
+
+// Bug: a rank whose machine is gone kept the ring from being made smaller, for only its own node could give it back.
+TEST(MembershipLoop, ARankThatStandsStillAndDoesNotAnswerGivesWayToASmallerRing) {
+  const auto resize = [](int64_t beat_age_ms, bool answers) {
+    engine::MembershipOptions options;
+    options.still = 15 * kNanosPerSecond;
+    Host host;
+    MembershipLoop loop(
+        options, fact::RingSeat(), engine::RingOptions(),
+        [beat_age_ms] {
+          return std::make_unique<OneRow>(
+              catalog::SeatRow{2, Instance('o'), "10.0.0.2:7400", 7, beat_age_ms});
+        },
+        [answers](const std::string&, engine::Rank) { return answers; }, RealClock(), &host);
+    return loop.Resize(1).ok();
+  };
+  EXPECT_TRUE(resize(15'000, /*answers=*/false));
+  EXPECT_FALSE(resize(15'000, /*answers=*/true))
+      << "the catalog is away for it, not for its neighbours";
+  EXPECT_FALSE(resize(14'000, /*answers=*/false)) << "it may come back";
+  EXPECT_FALSE(resize(-1, /*answers=*/false)) << "it has only just begun";
 }
 
 }  // namespace
