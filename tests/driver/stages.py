@@ -44,7 +44,10 @@ from driver.report import RESULTS, Case, Report, read_cases
 # them, others in each run.
 SIMULATORS = ("engine_simulator_test", "engine_year_test")
 RING_SIMULATOR = "ring_sim_test"
-RING_SOURCES = ("server/engine/**/*.h", "server/engine/**/*.cc", "server/facts/*", "tests/ring/*")
+RING_SOURCES = (
+    *("server/engine/**/*.h", "server/engine/**/*.cc", "server/facts/*"),
+    *("tests/ring/*", "tests/sim/*", "tests/world/*", "tests/engine/membership_database.h"),
+)
 RING_SEEDS, SEEDS_WINDOW = 10_000, 500
 SEEDS_STRIDE = 4  # where nothing of them changed: some 2,500 seeds
 EVERY_SEED = "RingSimulator.EveryPromiseHoldsForEverySeed"

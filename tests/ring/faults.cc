@@ -1,6 +1,7 @@
 #include "tests/ring/faults.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/ring/world.h"
@@ -12,6 +13,7 @@ const Faults::Kind Faults::kFaults[] = {
     {"a node dies", 8, &Faults::NodeDies},
     {"two nodes die", 2, &Faults::TwoNodesDie},
     {"a node pauses", 5, &Faults::NodePauses},
+    {"a node is in safe mode", 2, &Faults::NodeInSafeMode},
     {"a link breaks", 4, &Faults::LinkBreaks},
     {"a link breaks one way", 3, &Faults::LinkBreaksOneWay},
     {"a node is cut off", 4, &Faults::NodeIsCutOff},
@@ -89,6 +91,7 @@ void Faults::EndAll() {
   for (const auto& node : world_.nodes) {
     if (node->dead()) continue;
     node->data_blocked = false;
+    LeaveSafeMode(node.get());
     if (world_.catalog == nullptr && world_.At(node->rank()) != node.get()) {
       node->Die();
       for (const auto& job : world_.jobs) job->NodeDied(node.get());
@@ -159,6 +162,20 @@ bool Faults::NodePauses() {
     if (!node->dead() && node->paused()) node->Resume();
   });
   return true;
+}
+
+// Its journal cannot be written: it takes in nothing, of its own ranks or of others.
+bool Faults::NodeInSafeMode() {
+  SimNode* node = SomeMember();
+  if (node == nullptr || !node->well()) return false;
+  node->in_safe_mode = true;
+  node->KillDaemon(world_.Millis(50, 1500));
+  world_.In(ItLasts(), [this, node] { LeaveSafeMode(node); });
+  return true;
+}
+
+void Faults::LeaveSafeMode(SimNode* node) {
+  if (std::exchange(node->in_safe_mode, false)) node->KillDaemon(world_.Millis(50, 1500));
 }
 
 bool Faults::ClockJumps() {

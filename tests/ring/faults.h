@@ -38,6 +38,8 @@ class Faults {
   bool NodeDies();
   bool TwoNodesDie();
   bool NodePauses();
+  bool NodeInSafeMode();
+  void LeaveSafeMode(SimNode* node);
   bool LinkBreaks();
   bool LinkBreaksOneWay();
   bool NodeIsCutOff();

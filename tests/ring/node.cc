@@ -140,6 +140,7 @@ void SimNode::StartDaemon() {
   recovered.facts = journal_;
   recovered.held_slabs = memory_.Held();
   recovered.live_sessions.assign(live_.begin(), live_.end());
+  if (in_safe_mode) recovered.safe_mode = "its journal cannot be written";
   for (const auto& [part, held] : held_) {
     if (held.table != nullptr) recovered.tables[part] = held.table;
   }

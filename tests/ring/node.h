@@ -74,6 +74,7 @@ class SimNode : private world::Executor {
   void JumpClock(int64_t by_ms) { unix_offset_ms_ += by_ms; }
   void SeeStorage();
   bool data_blocked = false;  // its data port answers nobody
+  bool in_safe_mode = false;  // of its next daemons
   // Until when its link is taken, each way, where links are shared (Shape::links).
   MonotonicNanos sends_until = 0, hears_until = 0;
 
