@@ -262,6 +262,8 @@ Status LinkAt(int from_directory, const std::string& from, int to_directory,
   if (error == 0) return absl::OkStatus();
   const Inode linked = InodeAt(from_directory, from);
   if (linked && InodeAt(to_directory, to) == linked) return absl::OkStatus();
+  // Another one has linked it, too, and removed it since.
+  if (error == EEXIST && !linked) return ErrnoStatus(ENOENT, absl::StrCat("link of ", from));
   if (error == EPERM || error == EOPNOTSUPP || error == ENOSYS || error == EMLINK) {
     return absl::UnimplementedError(
         absl::StrCat("link to ", to, ": this file system has no links"));

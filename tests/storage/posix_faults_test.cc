@@ -1,7 +1,9 @@
 // What the posix storage does when a system call fails, the process dies, or the disk is full.
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
 
+#include "server/storage/files.h"
 #include "server/storage/wary_storage.h"
 #include "tests/storage/posix_fixture.h"
 
@@ -43,6 +45,16 @@ TEST_F(PosixFaults, AFileThatCanNeverBeSyncedIsGivenUp) {
   ASSERT_TRUE(ArmFailpoints("").ok());
   EXPECT_FALSE(Publish(Key(5, 100)));
   EXPECT_THAT(Leftovers(), IsEmpty());
+}
+
+// Bug: of two publishers of one step the slower one called its bytes bad: between its link and its look the other one had
+// laid the file out, too, and removed the part's own directory.
+TEST_F(PosixFaults, ALinkThatAnotherMadeBeforeTheSourceWentIsNotInTheWay) {
+  ASSERT_TRUE(Write(MakePart(Key(4, 100))).ok());  // the job has a directory
+  const UniqueFd job(::open(Path("").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_TRUE(job.valid());
+  ASSERT_TRUE(ArmFailpoints("storage.link=EEXIST").ok());
+  EXPECT_EQ(LinkAt(job.get(), "gone", job.get(), ".cairn").code(), absl::StatusCode::kNotFound);
 }
 
 // Some network file systems cannot sync a directory, and some cannot reserve room. Steps are stored there, and the
