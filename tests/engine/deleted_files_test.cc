@@ -128,6 +128,16 @@ TEST_F(DeletedFiles, WhatLostFilesDoesNotCountBecauseStorageCameBack) {  // prom
   EXPECT_EQ(Status_().jobs[0].latest_persisted, kNoStep);
 }
 
+TEST_F(DeletedFiles, TheLatestOfAFinishedJobStaysInMemoryUntilItsFilesWereLookedAt) {
+  const SessionId other = Hello({.job = "other"});
+  Save(other, 1, {{"model", kMiB}});
+  Save(session, 1, {{"model", 40 * kMiB}});
+  Advance(kNanosPerSecond);
+  hold_scans = true;
+  Die(session);
+  EXPECT_FALSE(TrySave(other, 2, {{"model", 40 * kMiB}}).ok());
+}
+
 // Bug: memory let the last copy go because storage had had the files once.
 TEST_F(DeletedFiles, TheLatestOfAFinishedJobStaysInMemoryWhileItsFilesAreDamaged) {
   Save(session, 1, {{"model", 40 * kMiB}});
