@@ -276,7 +276,7 @@ void Truth::ReadElsewhere(const SimNode& node, const PartKey& part, const Origin
   world_.report.Count("loaded from elsewhere");
   for (const reply::PartElsewhere& place : elsewhere.parts) {
     if (place.part == part && place.digest == original.digest && !place.sources.empty() &&
-        std::find(place.sources.begin(), place.sources.end(), node.id()) == place.sources.end()) {
+        std::find(place.sources.begin(), place.sources.end(), node.rank()) == place.sources.end()) {
       return;
     }
   }
