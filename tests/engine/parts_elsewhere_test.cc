@@ -450,5 +450,35 @@ TEST_F(PartsElsewhere, ADroppedCopyIsNotGoneForTheOthers) {
   EXPECT_THAT(engine->Describe("job", {step}).gone, ElementsAre(step)) << "it was removed";
 }
 
+// Bug: steps that a replicated one supersedes were called UNPROTECTED.
+class Unprotected : public PartsElsewhere {
+ protected:
+  Unprotected() { storage = false; }
+  uint64_t Count() {
+    Hear();
+    return Status_().jobs.at(0).unprotected_checkpoints;
+  }
+};
+
+TEST_F(Unprotected, IsOnlyWhatNoSafeStepSupersedes) {
+  const SessionId session = Hello({});
+  Hear();
+  for (const Step step : {1, 2}) {
+    Save(session, step);
+    Complete(step);
+    CheckpointVerdict& said = verdict.checkpoints.at({step, 1, 0});
+    said.world_size = 1;
+    said.digest = engine->Describe("job", {{"job", step, 1, 0}}).parts.at(0).digest;
+  }
+  EXPECT_EQ(Count(), 2u);
+  CheckpointVerdict& newest = verdict.checkpoints.at({2, 1, 0});
+  newest.replicas = 1;
+  verdict.protect = CheckpointId{2, 1, 0};
+  EXPECT_EQ(Count(), 0u);
+  newest.replicas = 0;  // its backup is lost
+  verdict.protect.reset();
+  EXPECT_EQ(Count(), 2u);
+}
+
 }  // namespace
 }  // namespace cairn::engine
