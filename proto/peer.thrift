@@ -121,6 +121,7 @@ struct Release {
   4: Fate fate,
   5: optional Checkpoint by, // SUPERSEDED: by this one of the same job, which is protected
                              // SURPLUS: the listener is no backup, and all backups hold it
+                             // GIVEN_UP: the newest of a finished job, whose owner has let its own part go for room
 }
 struct ReleaseList {
   1: i64 haves_version,     // of the list that is answered; SURPLUS counts for 2 s after that one was said

@@ -81,7 +81,7 @@ Cluster::Cluster(const Below& below)
   offers_.set_restoring([this](const CheckpointKey& key) { return loads_.Restoring(key); });
   offers_.set_refusals_changed(below.refusals_changed);
   offers_.set_finish([persistence] { persistence->OweFinished(); },
-                     [eviction = below.eviction](Checkpoint* of) { eviction->LetGo(of); });
+                     [eviction = below.eviction](Checkpoint* of) { eviction->Evict(of); });
   offers_.set_unknown_job([this](const std::string& job) { verdicts_.AskHome(job); });
   verdicts_.set_ask_self([this](const std::string& job, uint64_t question) {
     home_.Ask(members_.self(), job, question);

@@ -60,8 +60,7 @@ class Copies : public RingWatcher {
   using OwnerAndJob = std::pair<Rank, std::string>;
   struct Why {
     std::string text;
-    uint64_t lacking =
-        0;  // of a refusal that room would end: so many more bytes would have to be free
+    uint64_t lacking = 0;  // bytes that would have to be free; 0: room would not end the refusal
   };
   struct Of {  // one owner
     uint64_t wants_version = 0;

@@ -68,8 +68,8 @@ class Eviction {
   bool EvictAny(std::optional<uint32_t> uid);
   // Gives up steps of the user while a create would cost more of the journal than he may have beside them.
   void MakeJournalRoom(uint32_t uid, const JournalRoom& journal, uint64_t bytes);
-  // Its memory goes; leased parts stay.
-  void LetGo(Checkpoint* checkpoint) { Evict(checkpoint); }
+  // Its memory goes; leased parts stay. Storage keeps what it has.
+  void Evict(Checkpoint* checkpoint);
   // Of a persisted checkpoint: what is leased or pinned stays.
   void DropMemory(Checkpoint* checkpoint);
 
@@ -84,7 +84,6 @@ class Eviction {
     uint64_t Bytes() const { return std::max(lacking().bytes, uint64_t{1}); }
   };
   void GiveUp(const Job& job, const Lacks& lacks);
-  void Evict(Checkpoint* checkpoint);
   // A step may have thousands of parts: only as many as make up the bytes.
   void EvictSome(Checkpoint* checkpoint, bool soft, uint64_t bytes, SessionId session);
   // The part whose objects lie there. False: with it went all that could.

@@ -564,7 +564,7 @@ uint64_t Offers::HeldBy(Rank backup) const {
   return bytes;
 }
 
-// Memory on a member that only stands in is not waited for: it was sized for others.
+// A member that only stands in, and lacks memory to begin with, is not waited for: it was sized for others.
 std::string Offers::RefusalOf(const Checkpoint& checkpoint, int replicas) const {
   const std::vector<Rank> natural = members_.Backups(replicas);
   for (const Rank rank : Backups(checkpoint.key.job, replicas)) {
@@ -573,7 +573,8 @@ std::string Offers::RefusalOf(const Checkpoint& checkpoint, int replicas) const 
     for (const auto& [writer, part] : checkpoint.content->parts) {
       const auto have = backup->second.haves.find(part->key);
       if (have == backup->second.haves.end()) continue;
-      const bool lacks = !IsAmong(rank, natural) && !have->second.why.empty();
+      const bool lacks =
+          !IsAmong(rank, natural) && !backup->second.tried && !have->second.why.empty();
       if (!IsRefusal(have->second) && !lacks) continue;
       return absl::StrCat("rank ", rank, ": ", have->second.why);
     }

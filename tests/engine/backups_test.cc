@@ -64,10 +64,10 @@ class Stalled : public FirstBackup {
   }
   // It may read what it was told to keep.
   void Asks(Rank rank) { Apply(event::GrantAsked{From(0), Of(rank), {PartOf(session, 1), ""}}); }
-  void Has(Rank rank, peer::HaveState state, uint64_t done_bytes) {
+  void Has(Rank rank, peer::HaveState state, uint64_t done_bytes, const std::string& why = "") {
     const PartKey part = PartOf(session, 1);
     const std::string digest = engine->Describe("job", {part.checkpoint}).parts.at(0).digest;
-    has_[rank] = {{part, digest, state, "", done_bytes}};
+    has_[rank] = {{part, digest, state, why, done_bytes}};
     Says(rank);
   }
   // What it has, and which want-list it has taken last.
@@ -275,6 +275,23 @@ TEST_F(Refusing, ItIsABackupAgainOnceItHasNotRefusedForAWhile) {
   const auto* released = LastSaid<peer::ReleaseList>(1);
   ASSERT_NE(released, nullptr);
   EXPECT_EQ(released->releases.at(0).fate, peer::Fate::kSurplus);
+}
+
+TEST_F(Refusing, OneThatStandsInAndLacksMemoryIsNotWaitedFor) {
+  const RequestId wait = Wait(session, 1, Level::kReplicated);
+  ASSERT_FALSE(Answered(wait));
+  Has(1, peer::HaveState::kUnderWay, 0, "no memory");
+  Pass(1);
+  ASSERT_TRUE(Answered(wait));
+  EXPECT_THAT(AnswerTo(wait).status(), Fails(absl::StatusCode::kFailedPrecondition, "no memory"));
+}
+
+TEST_F(Refusing, OneThatStandsInAndReadsAgainIsWaitedFor) {
+  Asks(1);
+  const RequestId wait = Wait(session, 1, Level::kReplicated);
+  Has(1, peer::HaveState::kUnderWay, 0, "the link broke");
+  Pass(1);
+  EXPECT_FALSE(Answered(wait));
 }
 
 TEST_F(Refusing, ItsNextLifeIsABackupAtOnce) {

@@ -29,7 +29,7 @@ class JobPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Of a checkpoint: the least of its objects' and manifests' facts.
+    """A checkpoint's facts: the least of those of its objects and manifests.
 
     `replicas_age_ms`: so many milliseconds ago the ring said how many replicas there are; -1 of a node alone,
     and before the ring has said anything."""
